@@ -1,0 +1,1 @@
+"""The process on every node."""

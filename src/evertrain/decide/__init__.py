@@ -1,0 +1,1 @@
+"""Pure: job state and event become job state and actions."""

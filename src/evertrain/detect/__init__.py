@@ -1,0 +1,1 @@
+"""Pure: readings become signals."""

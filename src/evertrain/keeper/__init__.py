@@ -1,0 +1,1 @@
+"""The small parent of all ranks on a node. Standard library only."""

@@ -1,0 +1,51 @@
+"""Which knobs are there, and what are their defaults? One Struct a topic; durations in seconds.
+
+`--config file.yaml` fills this tree; a key that is not here is refused with the nearest known name.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a job goes on and when it ends."""
+
+    no_progress_attempts: int = 3
+    """Attempts in a row that may end without progress before the job ends."""
+    progress_s: float = 60.0
+    """Relative steps only: so long must steps have advanced to count as progress. No steps seen: so long must it run."""
+    same_error_limit: int = 2
+    """The first failing rank's own exception, so often at the same step with the same type and line, ends the job."""
+    exit_deadline_s: float = 300.0
+    """One rank has exited with 0: the others may stand without progress for so long before the attempt is ended."""
+    stuck_kill_s: float = 5.0
+    """A process alive so long after SIGKILL makes its node unusable."""
+    late_record_s: float = 2.0
+    """A lost connection accuses nobody; so long the controller waits for the record of the rank that died first."""
+    node_return_s: float = 300.0
+    """So long may a node that is needed stay away before the job ends."""
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the agents look and talk."""
+
+    heartbeat_s: float = 1.0
+    read_pages_s: float = 0.1
+
+
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where checkpoints live."""
+
+    shared_memory_fraction: float = 0.8
+    """Slots go to disk when they would fill the free shared memory beyond this."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole tree."""
+
+    grace_s: float = 25.0
+    """From SIGINT / SIGTERM to the end: ranks are told, the newest common step is flushed to disk."""
+    restart: RestartConfig = RestartConfig()
+    agent: AgentConfig = AgentConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()

@@ -1,0 +1,96 @@
+"""What does each process of a job need to know at its start?
+
+`evertrain run` writes one of these files per process (JSON, mode 0600) and passes its path as the only argument.
+The keeper uses the standard library only, so it reads `KeeperSpec` as a plain dict; the field names are the contract.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from evertrain.model.config import Config
+
+StartMode = Literal["zygote", "parked", "spawn"]
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user wants run on every rank."""
+
+    kind: Literal["script", "module", "program"]
+    """`script`: a Python file; `module`: as `python -m`; `program`: any executable (`--no-python`), always spawned."""
+    target: str
+    """As the user typed it: path, module or program."""
+    args: tuple[str, ...] = ()
+
+
+class KeeperSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's keeper. Ranks inherit the keeper's environment and working directory, which are the user's."""
+
+    job: str
+    run_id: str
+    node: str
+    node_dir: str
+    """Node-local folder in shared memory: socket, pages, slots. Made by the keeper, removed at shutdown."""
+    log_dir: str
+    start: StartMode
+    python: str
+    command: Command
+    preload: tuple[str, ...] = ()
+    local_world_size: int
+    """Ranks of this node; with more than one, OMP_NUM_THREADS=1 where unset, as torchrun does."""
+    owner_fd: int | None = None
+    """Read end of the pipe whose other end `evertrain run` holds; end of file means that it is gone."""
+    grace_s: float = 25.0
+    orphan_limit_s: float = 600.0
+
+
+class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's agent."""
+
+    job: str
+    run_id: str
+    node: str
+    node_dir: str
+    disk_dir: str
+    """Disk tier of this node's checkpoints."""
+    controller_url: str
+    token_file: str
+    address: str = "127.0.0.1"
+    """Where other nodes reach this one; the TCPStore of an attempt is announced under it."""
+    owner_fd: int | None = None
+    grace_s: float = 25.0
+
+
+class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller of one job."""
+
+    job: str
+    run_id: str
+    run_dir: str
+    log_root: str
+    """Folder of the `attempt_<k>/<rank>/` logs."""
+    database: str
+    token_file: str
+    listen_fd: int
+    """A listening socket that outlives the controller, so that its port never changes."""
+    url: str
+    nodes: tuple[str, ...]
+    """Active nodes in rank order, then standbys."""
+    standby: int = 0
+    nproc_per_node: int
+    command: Command
+    start: StartMode = "zygote"
+    mesh: str | None = None
+    max_restarts: int | None = None
+    """None: as long as there is progress."""
+    observe_only: bool = False
+    fresh: bool = False
+    role: str = "default"
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    master_addr: str | None = None
+    master_port: int | None = None
+    faults: tuple[str, ...] = ()
+    owner_fd: int | None = None
+    config: Config = Config()

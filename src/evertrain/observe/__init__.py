@@ -1,0 +1,1 @@
+"""Readers: what sensors saw, and where they are blind."""

@@ -1,0 +1,1 @@
+"""What runs inside a training process. Standard library and torch only."""

@@ -1,0 +1,50 @@
+# `make help` lists the targets. Everything happens in .venv; nothing outside this folder is changed.
+
+PYTHON ?= python3.11
+TORCH  ?= torch==2.13.0
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed-for-evertrain
+CODE   := src tests benchmarks examples
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo lint types unit system test test-all clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## .venv with all that examples, tests and benchmarks need
+
+# torch first and by itself: it is by far the largest part, and a failure there should say so
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: install ## trains a GPT on 4 ranks, kills two of them on the way, compares the result bit for bit
+	$(BIN)/python examples/demo.py
+
+lint: install ## ruff: rules and format; import-linter: who may import whom
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/lint-imports
+
+types: install ## mypy, strict
+	$(BIN)/mypy
+
+unit: install ## tests without a real job
+	$(PYTEST) tests --ignore tests/system
+
+system: install ## tests that start real jobs; a sample of each matrix
+	$(PYTEST) tests/system -m 'not matrix'
+
+test: lint types unit system ## all of the above: what must hold before a change lands
+
+test-all: lint types unit ## the same with the whole matrices
+	$(PYTEST) tests/system -m 'matrix or not matrix'
+
+clean: ## removes .venv, caches and run directories
+	rm -rf $(VENV) .evertrain .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,34 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import jobs
+
+StartJob = Callable[..., jobs.Job]
+
+
+@pytest.fixture
+def start_job(tmp_path: Path) -> Iterator[StartJob]:
+    """`support.jobs.start` in this test's folder; every job is closed at the end of the test."""
+    started: list[jobs.Job] = []
+
+    def start(script: str | Path, **options: Any) -> jobs.Job:
+        started.append(jobs.start(tmp_path, script, **options))
+        return started[-1]
+
+    yield start
+    jobs.close(tmp_path, started)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What tests leave behind is looked for last; all of tests/system starts real processes."""
+    for item in items:
+        if "system" in item.path.parts:
+            item.add_marker(pytest.mark.system)
+    items.sort(key=lambda item: item.path.name == "test_leftovers.py")

@@ -1,0 +1,1 @@
+"""Helpers of the tests: start a job as a user would, look at it, hurt it, and leave nothing behind."""

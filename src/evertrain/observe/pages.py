@@ -1,0 +1,151 @@
+"""What does a rank's telemetry page say? The reader's side of `evertrain.worker.page`.
+
+A read takes the newest whole slot and never waits: the writer may be running, stopped or dead at any point. What
+cannot be read is reported as blind, with the reason; it is never taken for healthy or for dead.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Literal
+from zlib import crc32
+
+import msgspec
+
+from evertrain.worker import page as layout
+
+_TORN = "both slots are damaged"
+_SEQUENCE = struct.Struct("@Q")
+_STATES: tuple[Literal["none", "entered", "done"], ...] = ("none", "entered", "done")
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """The collective a rank touched last. `entered` may be stale for one that nobody waited for yet."""
+
+    group: str
+    seq: int
+    """Counted per group from 1; send and recv have a count of their own."""
+    op: str
+    state: Literal["none", "entered", "done"]
+    time: float
+
+
+class PageView(msgspec.Struct, frozen=True, kw_only=True):
+    """One page at one moment. Steps are -1 and times 0.0 while unknown."""
+
+    job: str
+    term: int
+    attempt: int
+    rank: int
+    sequence: int
+    """Grows with every write."""
+    written_time: float
+    pid: int
+    abs_step: int
+    """Last step that the script named as finished."""
+    rel_step: int
+    """Steps counted in this attempt by the optimizer hook."""
+    progress_time: float
+    """Last step, report, save or change of phase."""
+    step_s: float
+    """Median of the last few steps; 0.0 before the second."""
+    phase: str
+    phase_time: float
+    """When the phase began."""
+    resumed_step: int
+    """Step that `load()` restored."""
+    resumed_time: float
+    """When training was back: at the end of `load()`, else at the first step."""
+    reached: int
+    """Highest step of all earlier attempts, as the controller told the rank."""
+    passed_time: float
+    """When this rank first finished a step higher than `reached`."""
+    loss: float | None
+    grad_norm: float | None
+    tokens: float | None
+    metrics: dict[str, float]
+    collective: Collective
+    env_changed: bool
+    """The script changed environment that torch reads while it is imported."""
+
+
+def read(path: str | os.PathLike[str]) -> tuple[PageView | None, str]:
+    """The newest state on a page, or None and why nothing can be seen."""
+    reason = ""
+    # a very busy writer may overtake one read; a stopped or dead one never spoils more than one slot
+    for _ in range(3):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            return None, f"page cannot be opened: {error.strerror}"
+        try:
+            raw = os.read(descriptor, layout.SIZE)
+        except OSError as error:
+            return None, f"page cannot be read: {error.strerror}"
+        finally:
+            os.close(descriptor)
+        view, reason = parse(raw)
+        if view is not None or reason != _TORN:
+            return view, reason
+    return None, reason
+
+
+def parse(raw: bytes) -> tuple[PageView | None, str]:
+    """The newest state in the bytes of a page, or None and why there is none."""
+    if len(raw) < layout.HEADER.size:
+        return None, "page is too short"
+    magic, version, slot_bytes, term, attempt, rank, _, job, crc = layout.HEADER.unpack_from(raw)
+    if magic != layout.MAGIC:
+        return None, "not a telemetry page"
+    if version != layout.LAYOUT:
+        return None, f"page has layout {version}, this reader knows layout {layout.LAYOUT}"
+    if slot_bytes != layout.SLOT_BYTES or len(raw) < layout.SIZE or crc32(raw[: layout.HEADER.size - 8]) != crc:
+        return None, "page header is damaged"
+
+    slots = [raw[at : at + slot_bytes] for at in (layout.HEADER_BYTES, layout.HEADER_BYTES + slot_bytes)]
+    if not any(map(any, slots)):
+        return None, "nothing written yet"
+    whole = [fields for slot in slots if (fields := _slot(slot)) is not None]
+    if not whole:
+        return None, _TORN
+    return _view(max(whole), job=_text(job), term=term, attempt=attempt, rank=rank), ""
+
+
+def _slot(raw: bytes) -> tuple[int, bytes] | None:
+    """Sequence number and body of a slot that is whole."""
+    body = raw[: layout.SLOT.size]
+    (crc,) = layout.SLOT_CRC.unpack_from(raw, layout.SLOT.size)
+    (sequence,) = _SEQUENCE.unpack_from(body)
+    return (sequence, body) if sequence and crc32(body) == crc else None
+
+
+def _view(slot: tuple[int, bytes], *, job: str, term: int, attempt: int, rank: int) -> PageView:
+    # fmt: off
+    (
+        sequence, written_time, pid, abs_step, rel_step, progress_time, resumed_step, resumed_time, reached,
+        passed_time, loss, grad_norm, tokens, step_s, phase_time, collective_seq, collective_time, collective_state,
+        flags, metrics_count, _, phase, group, op, metrics,
+    ) = layout.SLOT.unpack(slot[1])
+    # fmt: on
+    named = list(layout.METRIC.iter_unpack(metrics))[:metrics_count]
+    return PageView(
+        job=job, term=term, attempt=attempt, rank=rank, sequence=sequence, written_time=written_time, pid=pid,
+        abs_step=abs_step, rel_step=rel_step, progress_time=progress_time, step_s=step_s, phase=_text(phase),
+        phase_time=phase_time, resumed_step=resumed_step, resumed_time=resumed_time, reached=reached,
+        passed_time=passed_time,
+        loss=loss if flags & layout.HAS_LOSS else None,
+        grad_norm=grad_norm if flags & layout.HAS_GRAD_NORM else None,
+        tokens=tokens if flags & layout.HAS_TOKENS else None,
+        metrics={_text(name): value for name, value in named},
+        collective=Collective(
+            _text(group), collective_seq, _text(op), _STATES[min(collective_state, 2)], collective_time
+        ),
+        env_changed=bool(flags & layout.ENV_CHANGED),
+    )  # fmt: skip
+
+
+def _text(raw: bytes) -> str:
+    """Text that is safe to print: what is not printable is written as an escape."""
+    decoded = raw.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
+    return decoded if decoded.isprintable() else decoded.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,135 @@
+"""Which collective is this rank in? A kernel in front of every `c10d` operator tells the page.
+
+torch.distributed sends each collective through PyTorch's dispatcher, whoever asked for it: the script, DDP's reducer
+in C++, FSDP2, functional collectives. A Python kernel at the key `BackendSelect` sees them all, on any device.
+
+    launched ──▶ page: entered ──▶ Work.wait() returns, or a later event finds it completed ──▶ page: done
+
+C++ code waits without Python, so `entered` may be stale until the next collective or optimizer step.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from evertrain.worker import page, session
+
+_POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
+_NO_COMMUNICATION = frozenset({"check_for_nan"})
+
+_pending: dict[int, tuple[Any, bytes, int, bytes]] = {}
+"""Launched and not seen to end, oldest first: id of the Work to (Work, group, sequence number, op)."""
+_counters: dict[str, list[Any]] = {}
+"""Group name to [its name as bytes, collectives, sends and receives]."""
+_library: torch.library.Library | None = None
+
+
+def install() -> None:
+    """Put the kernels in place; costs milliseconds, so the zygote does it before it forks."""
+    global _library
+    if _library is not None:
+        return
+    _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    for qualified in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = qualified.partition("::")
+        if namespace == "c10d" and "." not in name and name not in _NO_COMMUNICATION:
+            kernel = _kernel(name)
+            if kernel is not None:
+                _library.impl(name, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+    _see_waits()
+
+
+def _kernel(name: str) -> Callable[..., Any] | None:
+    """The kernel of one operator, or None if it takes no process group."""
+    operator = getattr(torch.ops.c10d, name).default
+    kinds = [str(argument.type) for argument in operator._schema.arguments]
+    group_at = next((at for at, kind in enumerate(kinds) if kind.endswith("ProcessGroup")), None)
+    if group_at is None:
+        return None
+    returns = [str(value.type).endswith("Work") for value in operator._schema.returns]
+    work_at = returns.index(True) if any(returns) else None
+    alone = len(returns) == 1
+
+    redispatch = operator.redispatch
+    after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    unbox_group, unbox_work = ProcessGroup.unbox, Work.unbox
+    count_at = 2 if name in _POINT_TO_POINT else 1
+    op = page.text(name.rstrip("_"), 32)
+    entered, clock, counters, pending = page.ENTERED, time.time, _counters, _pending
+
+    def kernel(keys: Any, *arguments: Any) -> Any:
+        current = session.current
+        if current is None:
+            return redispatch(keys & after, *arguments)
+        group_name = unbox_group(arguments[group_at]).group_name
+        counter = counters.get(group_name)
+        if counter is None:
+            counter = counters[group_name] = [page.text(group_name, 48), 0, 0]
+        counter[count_at] = sequence = counter[count_at] + 1
+        if pending:
+            _forget_completed()
+        written = current.page
+        written.group, written.op = counter[0], op
+        written.collective_seq, written.collective_state = sequence, entered
+        written.collective_time = now = clock()
+        written.write(now)
+        result = redispatch(keys & after, *arguments)
+        if work_at is not None:
+            work = unbox_work(result if alone else result[work_at])
+            pending[id(work)] = (work, counter[0], sequence, op)
+        return result
+
+    return kernel
+
+
+def _see_waits() -> None:
+    original = Work.wait
+
+    @functools.wraps(original)
+    def wait(self: Any, *arguments: Any, **named: Any) -> Any:
+        known = _pending.get(id(self))
+        current = session.current
+        if known is None or current is None:
+            return original(self, *arguments, **named)
+        written = current.page
+        if (written.group, written.collective_seq, written.op) != known[1:]:
+            _show(current.page, known, page.ENTERED)
+        result = original(self, *arguments, **named)
+        # on a GPU wait() only orders streams: the collective itself may still be under way
+        if self.is_completed():
+            _pending.pop(id(self), None)
+            _show(current.page, known, page.DONE)
+        return result
+
+    Work.wait = wait  # type: ignore[method-assign]
+
+
+def _forget_completed() -> None:
+    """Let go of what has ended, oldest first: a Work keeps its tensors alive."""
+    while _pending:
+        key = next(iter(_pending))
+        if not _pending[key][0].is_completed():
+            return
+        del _pending[key]
+
+
+def settle_pending() -> None:
+    """An optimizer step begins: what DDP launched and C++ waited for is over, and the page should say so."""
+    _forget_completed()
+    current = session.current
+    if current is not None and not _pending and current.page.collective_state == page.ENTERED:
+        current.page.collective_state = page.DONE
+        current.page.collective_time = time.time()
+
+
+def _show(written: page.PageWriter, known: tuple[Any, bytes, int, bytes], state: int) -> None:
+    _, written.group, written.collective_seq, written.op = known
+    written.collective_state = state
+    written.collective_time = now = time.time()
+    written.write(now)

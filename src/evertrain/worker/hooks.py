@@ -1,0 +1,121 @@
+"""How does a script that knows nothing of Evertrain still tell what it does?
+
+By hooks in torch itself: the optimizers' global step hooks count steps, a kernel at the dispatcher sees collectives,
+and `init_process_group` marks the phase. They cost nothing while no session has begun, so the zygote installs them
+once, before it forks the ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from evertrain.worker import session
+
+_installed = False
+
+
+def install() -> None:
+    """Install all hooks. Torch is imported already; doing it again changes nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    from torch.optim import optimizer
+
+    optimizer.register_optimizer_step_pre_hook(_before_optimizer_step)
+    optimizer.register_optimizer_step_post_hook(_after_optimizer_step)
+
+    import torch.distributed as dist
+
+    if dist.is_available():
+        from evertrain.worker import collectives
+
+        collectives.install()
+        _settle_pending.append(collectives.settle_pending)
+        _see_init_process_group()
+
+
+_settle_pending: list[Callable[[], None]] = []
+"""Filled where torch was built with torch.distributed."""
+
+
+def _before_optimizer_step(optimizer: Any, *_: Any) -> None:
+    current = session.current
+    if current is None:
+        return
+    for settle in _settle_pending:
+        settle()
+    current.before_optimizer_step(optimizer)
+
+
+def _after_optimizer_step(optimizer: Any, *_: Any) -> None:
+    current = session.current
+    if current is not None:
+        current.optimizer_stepped(id(optimizer))
+
+
+def _see_init_process_group() -> None:
+    import torch.distributed as dist
+    from torch.distributed import device_mesh, distributed_c10d
+
+    original = distributed_c10d.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*arguments: Any, **named: Any) -> Any:
+        current = session.current
+        if current is None:
+            return original(*arguments, **named)
+        current.check_environment()
+        current.at("init")
+        current.fire("init")
+        result = original(*arguments, **named)
+        current.at("train")
+        return result
+
+    for module in (dist, distributed_c10d, device_mesh):
+        if getattr(module, "init_process_group", None) is original:
+            module.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+
+def install_on_import() -> None:
+    """Install the hooks as soon as the user's script has imported torch; for ranks that start without it."""
+    if "torch" in sys.modules:
+        install()
+    else:
+        sys.meta_path.insert(0, _TorchFinder())
+
+
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """Waits for `import torch`, then steps out of the way for good."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _TorchLoader(spec.loader)
+        return spec
+
+
+class _TorchLoader(importlib.abc.Loader):
+    def __init__(self, real: importlib.abc.Loader) -> None:
+        self._real = real
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._real.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._real
+        self._real.exec_module(module)
+        install()

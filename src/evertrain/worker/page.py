@@ -1,0 +1,144 @@
+"""What is this rank doing right now? The telemetry page, from the writer's side.
+
+A page is a small file in shared memory. The agent creates it, the rank writes it, the agent reads it ten times a
+second, also when the rank is stopped or dead:
+
+    ┌──────────┬──────────┬──────────┐   two slots, written in turn; each carries a sequence number and a CRC, so
+    │  header  │  slot 0  │  slot 1  │   whatever state the writer died in, the slot that it was not writing is whole
+    └──────────┴──────────┴──────────┘
+
+One write is one slice assignment of finished bytes (threads cannot tear it under the interpreter's lock), takes about
+a microsecond and makes no system call. All fields are native and aligned, so that C can read and write them too.
+`evertrain.observe.pages` is the reader.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from zlib import crc32
+
+from evertrain.worker import mapping
+
+MAGIC = b"EVPAGE\n\0"
+LAYOUT = 1
+
+HEADER = struct.Struct("@8s II qqq d 64s I4x")
+"""magic, layout, slot bytes, term, attempt, rank, created time, job, CRC of what precedes it."""
+HEADER_BYTES = 128
+
+SLOT = struct.Struct("@Q d qqq d qd qd ddd dd Qd IIII 32s 48s 32s 256s")
+"""Sequence first; see `PageWriter.write` for the order. Followed by the CRC of these bytes."""
+SLOT_CRC = struct.Struct("@I4x")
+SLOT_BYTES = SLOT.size + SLOT_CRC.size
+SIZE = HEADER_BYTES + 2 * SLOT_BYTES
+
+METRIC = struct.Struct("@24s d")
+MAX_METRICS = 8
+
+# flags of a slot
+ENV_CHANGED = 1
+HAS_LOSS = 2
+HAS_GRAD_NORM = 4
+HAS_TOKENS = 8
+
+# states of the last collective
+NONE, ENTERED, DONE = 0, 1, 2
+
+assert HEADER.size <= HEADER_BYTES and SLOT_BYTES % 8 == 0
+
+
+def text(value: str, size: int) -> bytes:
+    """UTF-8, cut to `size` bytes with at least one NUL at the end."""
+    return value.encode("utf-8", "backslashreplace")[: size - 1]
+
+
+def create(path: str, *, job: str, term: int, attempt: int, rank: int) -> None:
+    """Allocate an empty page at `path`. The agent does this before it lets the rank go.
+
+    Raises OSError with the bytes needed and free when the shared memory is full.
+    """
+    fields = (MAGIC, LAYOUT, SLOT_BYTES, term, attempt, rank, time.time(), text(job, 64))
+    body = HEADER.pack(*fields, 0)[: -SLOT_CRC.size]
+    whole = (body + SLOT_CRC.pack(crc32(body))).ljust(SIZE, b"\0")
+    fresh = f"{path}.new"
+    mapping.allocate(fresh, SIZE)
+    with open(fresh, "r+b", buffering=0) as file:
+        file.write(whole)
+    os.replace(fresh, path)
+
+
+class PageWriter:
+    """The rank's end of its page: set fields, then `write()`.
+
+    Fields are plain attributes; nothing is visible to the agent before `write()`. Any thread may write.
+    """
+
+    __slots__ = (
+        "_lock", "_metrics", "_view", "abs_step", "collective_seq", "collective_state", "collective_time", "flags",
+        "grad_norm", "group", "loss", "metrics_count", "op", "passed_time", "phase", "phase_time", "pid",
+        "progress_time", "reached", "rel_step", "resumed_step", "resumed_time", "sequence", "step_s", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, path: str) -> None:
+        self._view = mapping.map_file(path)
+        magic, layout, slot_bytes, *_ = HEADER.unpack(self._view[: HEADER.size])
+        if (magic, layout, slot_bytes) != (MAGIC, LAYOUT, SLOT_BYTES):
+            raise ValueError(f"{path} is no telemetry page of layout {LAYOUT}")
+        # re-entrant: a signal handler of the script may report in the middle of a write
+        self._lock = threading.RLock()
+        self._metrics = b""
+        self.sequence = 0
+        self.pid = os.getpid()
+        self.abs_step = -1
+        self.rel_step = 0
+        self.progress_time = 0.0
+        self.resumed_step = -1
+        self.resumed_time = 0.0
+        self.reached = -1
+        self.passed_time = 0.0
+        self.loss = 0.0
+        self.grad_norm = 0.0
+        self.tokens = 0.0
+        self.step_s = 0.0
+        self.phase = b""
+        self.phase_time = 0.0
+        self.collective_seq = 0
+        self.collective_time = 0.0
+        self.collective_state = NONE
+        self.group = b""
+        self.op = b""
+        self.flags = 0
+        self.metrics_count = 0
+
+    def set_metrics(self, metrics: dict[str, float]) -> None:
+        """Replace the named metrics; the first eight are kept."""
+        kept = list(metrics.items())[:MAX_METRICS]
+        self._metrics = b"".join([METRIC.pack(text(name, 24), float(value)) for name, value in kept])
+        self.metrics_count = len(kept)
+
+    def write(self, now: float | None = None) -> None:
+        """Make the fields visible, all at once."""
+        with self._lock:
+            sequence = self.sequence = self.sequence + 1
+            body = _pack(
+                sequence, _now() if now is None else now,
+                self.pid, self.abs_step, self.rel_step, self.progress_time,
+                self.resumed_step, self.resumed_time, self.reached, self.passed_time,
+                self.loss, self.grad_norm, self.tokens, self.step_s, self.phase_time,
+                self.collective_seq, self.collective_time,
+                self.collective_state, self.flags, self.metrics_count, 0,
+                self.phase, self.group, self.op, self._metrics,
+            )  # fmt: skip
+            start = HEADER_BYTES if sequence & 1 else _SECOND
+            self._view[start : start + SLOT_BYTES] = body + _pack_crc(crc32(body))
+            if sequence != self.sequence:  # a signal handler wrote in between; the page must not go back in time
+                self.write()
+
+
+_pack = SLOT.pack
+_pack_crc = SLOT_CRC.pack
+_now = time.time
+_SECOND = HEADER_BYTES + SLOT_BYTES

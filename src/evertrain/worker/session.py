@@ -1,0 +1,210 @@
+"""What does this process know about the job that it is a rank of?
+
+The launcher calls `begin` once, in the rank, before the user's script runs; `current` is None everywhere else (in
+scripts outside `evertrain run`, and in children that a rank forks: a data loader's worker must not write the page
+of its parent). Hooks, reports and the checkpointer tell the session what happened, and it tells the page.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import time
+import traceback
+from typing import Any
+
+from evertrain.worker import faults, page
+from evertrain.worker.page import PageWriter
+from evertrain.worker.steps import Durations, StepCounter
+
+IMPORT_TIME = (
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "ATEN_CPU_CAPABILITY", "TORCH_LOGS",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_USE_RTLD_GLOBAL", "TORCH_SHOW_CPP_STACKTRACES", "PYTORCH_JIT",
+    "PYTORCH_NVML_BASED_CUDA_CHECK", "LD_PRELOAD", "LD_LIBRARY_PATH",
+)  # fmt: skip
+"""Beginnings of names that torch and its libraries read once, while they are loaded."""
+
+
+class Session:
+    """One rank in one attempt."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.job: str = given["job"]
+        self.term: int = given["term"]
+        self.attempt: int = given["attempt"]
+        self.node: str = given["node"]
+        self.rank: int = given["rank"]
+        self.local_rank: int = given["local_rank"]
+        self.world_size: int = given["world_size"]
+        self.slots_dir: str = given["slots_dir"]
+        self.disk_dir: str = given["disk_dir"]
+        self.resume: int | None = given["resume"]
+        self.resume_tier: str | None = given.get("resume_tier")
+        self.restart: bool = given["restart"]
+        self.page = PageWriter(given["page"])
+        self.page.reached = -1 if given.get("reached") is None else given["reached"]
+        self.faults = faults.arm(given.get("faults") or (), given.get("fired_dir"), rank=self.rank)
+        self.steps = StepCounter()
+        self.durations = Durations()
+        self.not_finite_step: int | None = None
+        """Last step whose reported loss was NaN or infinite."""
+        self._environment = _import_time_environment()
+        self._environment_checked = False
+        self._base = "start"
+        self._declared: list[str] = []
+        # relative steps at the moment when the absolute step was last known
+        self._known_at = 0
+
+    # -- phases ------------------------------------------------------------------------------------------------------
+
+    def at(self, phase: str) -> None:
+        """The run itself has moved on: start, init, train, exit."""
+        if phase != self._base:
+            self._base = phase
+            self._show_phase()
+
+    def enter(self, phase: str) -> None:
+        """A declared phase begins; phases nest."""
+        self._declared.append(phase)
+        self._show_phase()
+
+    def leave(self) -> None:
+        self._declared.pop()
+        self._show_phase()
+
+    def _show_phase(self) -> None:
+        now = time.time()
+        self.page.phase = page.text(self._declared[-1] if self._declared else self._base, 32)
+        self.page.phase_time = self.page.progress_time = now
+        self.page.write(now)
+
+    def check_environment(self) -> None:
+        """Notice, once, that the script has changed environment that only counts before torch is imported."""
+        if not self._environment_checked:
+            self._environment_checked = True
+            if _import_time_environment() != self._environment:
+                self.page.flags |= page.ENV_CHANGED
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Finished steps: absolute where known, with the optimizer steps since then; else relative."""
+        written = self.page
+        return written.rel_step if written.abs_step < 0 else written.abs_step + written.rel_step - self._known_at
+
+    def optimizer_stepped(self, key: int) -> None:
+        written = self.page
+        now = time.time()
+        if self.steps.stepped(key):
+            written.rel_step += 1
+            written.step_s = self.durations.ended(time.monotonic_ns())
+            if written.rel_step == 1:
+                self.check_environment()
+                self.at("train")
+                written.resumed_time = written.resumed_time or now
+        written.progress_time = now
+        written.write(now)
+
+    def finished(self, step: int, now: float) -> None:
+        """The script has named `step` as finished. The caller writes the page."""
+        written = self.page
+        written.abs_step = step
+        self._known_at = written.rel_step
+        written.progress_time = now
+        if not written.passed_time and step > written.reached:
+            written.passed_time = now
+
+    def restored(self, step: int | None) -> None:
+        """`load()` is done: training goes on after `step`, or begins."""
+        now = time.time()
+        written = self.page
+        if step is not None:
+            written.resumed_step = written.abs_step = step
+            self._known_at = written.rel_step
+        written.resumed_time = written.progress_time = now
+        written.write(now)
+
+    # -- reports -----------------------------------------------------------------------------------------------------
+
+    def report(
+        self,
+        step: int | None,
+        loss: float | None,
+        grad_norm: float | None,
+        tokens: float | None,
+        metrics: dict[str, float],
+    ) -> None:
+        written = self.page
+        now = time.time()
+        if step is not None:
+            self.finished(step, now)
+        if loss is not None:
+            written.loss = loss = float(loss)
+            written.flags |= page.HAS_LOSS
+            if not math.isfinite(loss):
+                self.not_finite_step = self.step
+        if grad_norm is not None:
+            written.grad_norm = float(grad_norm)
+            written.flags |= page.HAS_GRAD_NORM
+        if tokens is not None:
+            written.tokens = float(tokens)
+            written.flags |= page.HAS_TOKENS
+        if metrics:
+            written.set_metrics(metrics)
+        written.progress_time = now
+        written.write(now)
+        if step is not None:
+            self.fire("step", step)
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def fire(self, point: str, step: int | None = None) -> None:
+        """A fault point has been reached: a drill may want something to happen here."""
+        if self.faults:
+            self.faults.reach(point, step)
+
+    def before_optimizer_step(self, optimizer: Any) -> None:
+        """Inside the step that follows the finished ones."""
+        if self.faults:
+            self.faults.reach("step", self.step + 1, optimizer=optimizer, step_s=self.durations.median_s)
+
+
+current: Session | None = None
+
+
+def begin(given: dict[str, Any]) -> None:
+    """Become the rank that `given` describes. Called by the launcher, once, before the user's script."""
+    global current
+    current = session = Session(given)
+    session._show_phase()
+    atexit.register(end)
+    session.fire("start")
+
+
+def end() -> None:
+    """The script is over. Safe to call again."""
+    session = current
+    if session is not None and session._base != "exit":
+        session._declared.clear()
+        session.at("exit")
+        try:
+            session.fire("exit")
+        except SystemExit as leave:  # exceptions cannot change the exit code this late
+            os._exit(leave.code if isinstance(leave.code, int) else 1)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+
+def _import_time_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(IMPORT_TIME)}
+
+
+def _forget() -> None:
+    global current
+    current = None
+
+
+os.register_at_fork(after_in_child=_forget)

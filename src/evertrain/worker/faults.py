@@ -161,11 +161,11 @@ class Armed:
             self._slow = None
 
 
-def arm(texts: Iterable[str], fired_dir: str | None, *, rank: int) -> Armed:
+def arm(texts: Iterable[str], fired_dir: str, *, rank: int) -> Armed:
     """The faults among `texts` that this rank brings about itself and that have not fired yet."""
     waiting = []
     for index, fault in enumerate(map(parse, texts)):
-        if not fault.on_node and fault.rank == rank and fired_dir is not None:
+        if not fault.on_node and fault.rank == rank:
             fired = os.path.join(fired_dir, str(index))
             if not os.path.exists(fired):
                 waiting.append((fault, fired))

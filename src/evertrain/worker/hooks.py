@@ -7,16 +7,17 @@ once, before it forks the ranks.
 
 from __future__ import annotations
 
-import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
 
 from evertrain.worker import session
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 _installed = False
 
@@ -62,6 +63,8 @@ def _after_optimizer_step(optimizer: Any, *_: Any) -> None:
 
 
 def _see_init_process_group() -> None:
+    import functools
+
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
@@ -92,26 +95,30 @@ def install_on_import() -> None:
         sys.meta_path.insert(0, _TorchFinder())
 
 
-class _TorchFinder(importlib.abc.MetaPathFinder):
+class _TorchFinder:
     """Waits for `import torch`, then steps out of the way for good."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != "torch":
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _TorchLoader(spec.loader)
-        return spec
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _TorchLoader(spec.loader)  # type: ignore[assignment]
+                return spec
+        return None
 
 
-class _TorchLoader(importlib.abc.Loader):
-    def __init__(self, real: importlib.abc.Loader) -> None:
+class _TorchLoader:
+    """The real loader of torch, with the hooks installed after it."""
+
+    def __init__(self, real: Loader) -> None:
         self._real = real
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._real.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:

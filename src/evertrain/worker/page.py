@@ -14,13 +14,17 @@ a microsecond and makes no system call. All fields are native and aligned, so th
 
 from __future__ import annotations
 
+import _thread
 import os
 import struct
-import threading
 import time
 from zlib import crc32
 
 from evertrain.worker import mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import SupportsFloat
 
 MAGIC = b"EVPAGE\n\0"
 LAYOUT = 1
@@ -88,7 +92,7 @@ class PageWriter:
         if (magic, layout, slot_bytes) != (MAGIC, LAYOUT, SLOT_BYTES):
             raise ValueError(f"{path} is no telemetry page of layout {LAYOUT}")
         # re-entrant: a signal handler of the script may report in the middle of a write
-        self._lock = threading.RLock()
+        self._lock = _thread.RLock()
         self._metrics = b""
         self.sequence = 0
         self.pid = os.getpid()
@@ -113,7 +117,7 @@ class PageWriter:
         self.flags = 0
         self.metrics_count = 0
 
-    def set_metrics(self, metrics: dict[str, float]) -> None:
+    def set_metrics(self, metrics: dict[str, SupportsFloat]) -> None:
         """Replace the named metrics; the first eight are kept."""
         kept = list(metrics.items())[:MAX_METRICS]
         self._metrics = b"".join([METRIC.pack(text(name, 24), float(value)) for name, value in kept])

@@ -3,6 +3,9 @@
 The launcher calls `begin` once, in the rank, before the user's script runs; `current` is None everywhere else (in
 scripts outside `evertrain run`, and in children that a rank forks: a data loader's worker must not write the page
 of its parent). Hooks, reports and the checkpointer tell the session what happened, and it tells the page.
+
+A spawned rank imports this before the user's script: few standard modules are imported at the top here and in what
+this imports, so that a script's neighbour named like one of them is still found.
 """
 
 from __future__ import annotations
@@ -10,13 +13,18 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import sys
 import time
-import traceback
-from typing import Any
 
-from evertrain.worker import faults, page
+from evertrain.worker import page
 from evertrain.worker.page import PageWriter
 from evertrain.worker.steps import Durations, StepCounter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, SupportsFloat
+
+    from evertrain.worker.faults import Armed
 
 IMPORT_TIME = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "ATEN_CPU_CAPABILITY", "TORCH_LOGS",
@@ -44,7 +52,11 @@ class Session:
         self.restart: bool = given["restart"]
         self.page = PageWriter(given["page"])
         self.page.reached = -1 if given.get("reached") is None else given["reached"]
-        self.faults = faults.arm(given.get("faults") or (), given.get("fired_dir"), rank=self.rank)
+        self.faults: Armed | None = None
+        if given.get("faults"):
+            from evertrain.worker import faults
+
+            self.faults = faults.arm(given["faults"], given["fired_dir"], rank=self.rank)
         self.steps = StepCounter()
         self.durations = Durations()
         self.not_finite_step: int | None = None
@@ -131,19 +143,19 @@ class Session:
     def report(
         self,
         step: int | None,
-        loss: float | None,
-        grad_norm: float | None,
-        tokens: float | None,
-        metrics: dict[str, float],
+        loss: SupportsFloat | None,
+        grad_norm: SupportsFloat | None,
+        tokens: SupportsFloat | None,
+        metrics: dict[str, SupportsFloat],
     ) -> None:
         written = self.page
         now = time.time()
         if step is not None:
             self.finished(step, now)
         if loss is not None:
-            written.loss = loss = float(loss)
+            written.loss = value = float(loss)
             written.flags |= page.HAS_LOSS
-            if not math.isfinite(loss):
+            if not math.isfinite(value):
                 self.not_finite_step = self.step
         if grad_norm is not None:
             written.grad_norm = float(grad_norm)
@@ -194,7 +206,7 @@ def end() -> None:
         except SystemExit as leave:  # exceptions cannot change the exit code this late
             os._exit(leave.code if isinstance(leave.code, int) else 1)
         except BaseException:
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
             os._exit(1)
 
 

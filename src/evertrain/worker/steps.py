@@ -6,8 +6,6 @@ that an optimizer has stepped, and answers whether a training step is finished.
 
 from __future__ import annotations
 
-from collections import deque
-
 
 class _Seen:
     __slots__ = ("every", "last")
@@ -60,12 +58,12 @@ class Durations:
 
     def __init__(self) -> None:
         self._last_ns = 0
-        self._recent: deque[int] = deque(maxlen=5)
+        self._recent: list[int] = []
 
     def ended(self, now_ns: int) -> float:
         """A step ended; the median in seconds, 0.0 before the second step."""
         if self._last_ns:
-            self._recent.append(now_ns - self._last_ns)
+            self._recent = [*self._recent[-4:], now_ns - self._last_ns]
         self._last_ns = now_ns
         return self.median_s
 

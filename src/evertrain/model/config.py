@@ -14,7 +14,7 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     no_progress_attempts: int = 3
     """Attempts in a row that may end without progress before the job ends."""
     progress_s: float = 60.0
-    """Relative steps only: so long must steps have advanced to count as progress. No steps seen: so long must it run."""
+    """Relative steps only: so long must steps have advanced to count as progress. No steps: so long must it run."""
     same_error_limit: int = 2
     """The first failing rank's own exception, so often at the same step with the same type and line, ends the job."""
     exit_deadline_s: float = 300.0

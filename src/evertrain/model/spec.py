@@ -55,6 +55,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     node_dir: str
     disk_dir: str
     """Disk tier of this node's checkpoints."""
+    log_root: str
+    """Folder of the `attempt_<k>/<rank>/` logs."""
     controller_url: str
     token_file: str
     address: str = "127.0.0.1"

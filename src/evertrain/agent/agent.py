@@ -1,0 +1,193 @@
+"""What does an agent do all day? It brings its node to what the controller ordered, and reports what is.
+
+It may die and come back at any time: nothing that matters is in its memory. The keeper holds the processes, the
+controller the intent, shared memory the pages and checkpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from evertrain.agent import commands, environment
+from evertrain.agent.controller_link import ControllerLink
+from evertrain.agent.keeper_link import KeeperLink
+from evertrain.agent.node import NodeView
+from evertrain.checkpoint import disk, slots
+from evertrain.model.report import Desired, DesiredAttempt, Report
+from evertrain.model.spec import AgentSpec
+from evertrain.worker import page
+
+_log = logging.getLogger(__name__)
+
+_SHUTDOWN_S = 10.0
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, spec: AgentSpec, token: str) -> None:
+        self._spec = spec
+        self._view = NodeView(spec)
+        self._keeper = KeeperLink(f"{spec.node_dir}/keeper.sock", self._wake_up)
+        self._controller = ControllerLink(spec.controller_url, token, spec.job, self._obey)
+        self._order: Desired | None = None
+        self._wake = asyncio.Event()
+        self._flush: asyncio.Task[None] | None = None
+        self._avoided_zygote = False
+        self.over = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until the job is over here."""
+        links = [
+            asyncio.create_task(self._keeper.run()),
+            asyncio.create_task(self._controller.run(self._report)),
+            asyncio.create_task(self._serve()),
+        ]
+        over = asyncio.create_task(self.over.wait())
+        done, _ = await asyncio.wait([*links, over], return_when=asyncio.FIRST_COMPLETED)
+        for task in (*links, over):
+            task.cancel()
+        for task in done:
+            task.result()  # a bug ends the agent; it is started again and adopts what runs
+
+    def _wake_up(self) -> None:
+        self._wake.set()
+
+    def _obey(self, order: Desired) -> None:
+        self._order = order
+        self._wake.set()
+
+    def _report(self) -> Report:
+        return Report(
+            job=self._spec.job,
+            run_id=self._spec.run_id,
+            term=self._controller.term,
+            time=time.time(),
+            report=self._view.report(self._keeper.state, self._order),
+        )
+
+    async def _serve(self) -> None:
+        """Act on every change at once; look at the pages ten times a second; say something every second."""
+        sent: Report | None = None
+        sent_time = 0.0
+        while True:
+            changed = self._wake.is_set()
+            self._wake.clear()
+            if changed:
+                self._act()
+            report = self._report()
+            if self._view.env_changed and not self._avoided_zygote:
+                self._avoid_zygote(report)
+            order = self._order
+            heartbeat_s = order.heartbeat_s if order is not None else 1.0
+            eager = order is not None and order.eager and (sent is None or report.report != sent.report)
+            if changed or eager or time.monotonic() - sent_time >= heartbeat_s:
+                await self._controller.send(report)
+                sent, sent_time = report, time.monotonic()
+            try:
+                async with asyncio.timeout(order.read_pages_s if order is not None else 0.1):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _act(self) -> None:
+        order, state = self._order, self._keeper.state
+        if order is None:
+            return
+        if order.shutdown:
+            self._leave(order)
+            return
+        if order.flush_step is not None and order.flush_step != self._view.flushed_step and self._flush is None:
+            self._flush = asyncio.create_task(self._flush_to_disk(order, order.flush_step))
+        if state is None:
+            return
+        for command in commands.commands(order, state, self._go_lines):
+            self._keeper.send(command)
+
+    def _leave(self, order: Desired) -> None:
+        if self._keeper.state is None:
+            self.over.set()
+            return
+        if order.discard_checkpoints:
+            shutil.rmtree(self._spec.disk_dir, ignore_errors=True)
+        self._keeper.send({"do": "shutdown", "term": order.term})
+        asyncio.get_running_loop().call_later(_SHUTDOWN_S, self.over.set)
+
+    def _go_lines(self, attempt: DesiredAttempt) -> dict[str, Any]:
+        """Make the pages and say to each rank who it is."""
+        go, spec = attempt.go, self._spec
+        assert go is not None
+        lines: dict[str, Any] = {}
+        for order in go.ranks:
+            page_path = self._view.page_path(attempt.attempt, order.rank)
+            page_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            page.create(
+                str(page_path), job=spec.job, term=self._controller.term, attempt=attempt.attempt, rank=order.rank
+            )
+            folder = self._view.log_folder(attempt.attempt, order.rank)
+            folder.mkdir(parents=True, exist_ok=True)
+            slots_dir = self._view.slots_dir(order.rank)
+            slots_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lines[str(order.rank)] = {
+                "env": environment.of_rank(go, order, spec.job, str(folder / "error.json"), os.environ),
+                "stdout": str(folder / "stdout.log"),
+                "stderr": str(folder / "stderr.log"),
+                "session": {
+                    "job": spec.job,
+                    "run_id": spec.run_id,
+                    "term": self._controller.term,
+                    "attempt": attempt.attempt,
+                    "node": spec.node,
+                    "rank": order.rank,
+                    "local_rank": order.local_rank,
+                    "world_size": go.world_size,
+                    "page": str(page_path),
+                    "slots_dir": str(slots_dir),
+                    "disk_dir": spec.disk_dir,
+                    "resume": go.resume,
+                    "resume_tier": order.resume_tier,
+                    "reached": go.reached,
+                    "restart": go.restart_count > 0 or go.resume is not None,
+                    "faults": list(go.faults),
+                    "fired_dir": go.fired_dir,
+                    "exception_path": str(folder / "exception.json"),
+                    "mesh": go.mesh,
+                },
+            }
+        self._forget_old_pages(attempt.attempt)
+        return lines
+
+    def _forget_old_pages(self, attempt: int) -> None:
+        """Two attempts' pages are enough; the log knows the rest."""
+        for old in (Path(self._spec.node_dir) / "pages").glob("a*-r*"):
+            number = old.name[1:].partition("-")[0]
+            if number.isdecimal() and int(number) < attempt - 1:
+                old.unlink(missing_ok=True)
+
+    def _avoid_zygote(self, report: Report) -> None:
+        self._avoided_zygote = True
+        reason = "the script sets environment that torch reads at import"
+        self._keeper.send({"do": "avoid_zygote", "term": self._controller.term, "reason": reason})
+
+    async def _flush_to_disk(self, order: Desired, step: int) -> None:
+        """Bring one step of this node's ranks from memory to disk, beside everything else."""
+        paths = [
+            Path(slot.path)
+            for rank in order.ranks
+            for slot in slots.list(self._view.slots_dir(rank))
+            if slot.step == step and slot.attempt >= order.first_attempt
+        ]
+        problems = await asyncio.to_thread(disk.flush, paths, Path(self._spec.disk_dir))
+        if problems:
+            self._view.problems += problems
+        else:
+            self._view.flushed_step = step
+        self._view.reread_copies()
+        self._flush = None
+        self._wake.set()

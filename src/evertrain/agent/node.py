@@ -1,0 +1,178 @@
+"""What is on this node? One `NodeReport` from the keeper's state, the telemetry pages and the checkpoint slots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evertrain.agent import failures
+from evertrain.checkpoint import disk, slots
+from evertrain.model.report import (
+    AttemptReport,
+    Copy,
+    Desired,
+    Exit,
+    Identity,
+    NodeReport,
+    PageReport,
+    RankReport,
+    Starter,
+)
+from evertrain.model.spec import AgentSpec
+from evertrain.observe import pages
+
+# a running rank has a readable page within a moment of its start
+_UNREADABLE_YET = "nothing written yet"
+
+
+class NodeView:
+    """Reads what there is, and remembers only what cannot change any more: the ends of ranks."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+        self._node_dir = Path(spec.node_dir)
+        self._exits: dict[tuple[int, int], Exit] = {}
+        self._copies: tuple[Copy, ...] = ()
+        self._copies_after = -1
+        self.flushed_step: int | None = None
+        self.problems: list[str] = []
+        self.env_changed = False
+
+    def report(self, state: dict[str, Any] | None, order: Desired | None) -> NodeReport:
+        """Everything that is on this node, as of now."""
+        if state is None:
+            return NodeReport(
+                node=self._spec.node, address=self._spec.address, blind=("the agent cannot reach its keeper",)
+            )
+        self._read_copies(state, order)
+        seen, blind = self._pages(state)
+        keeper, starter = state["keeper"], state["starter"]
+        return NodeReport(
+            node=self._spec.node,
+            address=self._spec.address,
+            keeper=Identity(keeper["pid"], keeper["start_ticks"], keeper["boot_id"]),
+            starter=Starter(
+                wanted=starter["wanted"], mode=starter["mode"], state=starter["state"], reason=starter["reason"]
+            ),
+            attempts=tuple(self._attempt(int(number), attempt) for number, attempt in state["attempts"].items()),
+            pages=seen,
+            copies=self._copies,
+            copies_after_attempt=max(0, self._copies_after),
+            flushed_step=self.flushed_step,
+            problems=tuple(self.problems[-5:]),
+            blind=blind,
+            env_changed=self.env_changed,
+        )
+
+    def page_path(self, attempt: int, rank: int) -> Path:
+        return self._node_dir / "pages" / f"a{attempt}-r{rank}"
+
+    def log_folder(self, attempt: int, rank: int) -> Path:
+        return Path(self._spec.log_root) / f"attempt_{attempt}" / str(rank)
+
+    def slots_dir(self, rank: int) -> Path:
+        return self._node_dir / "slots" / f"r{rank}"
+
+    def reread_copies(self) -> None:
+        """Forget what was read of the checkpoints: something has changed them."""
+        self._copies_after = -1
+
+    def _attempt(self, number: int, attempt: dict[str, Any]) -> AttemptReport:
+        return AttemptReport(
+            attempt=number,
+            phase=attempt["phase"],
+            store_port=attempt["store_port"],
+            error=attempt["error"] or "",
+            ranks=tuple(self._rank(number, int(rank), seen) for rank, seen in attempt["ranks"].items()),
+        )
+
+    def _rank(self, attempt: int, rank: int, seen: dict[str, Any]) -> RankReport:
+        found = seen["exit"]
+        return RankReport(
+            rank=rank,
+            pid=seen["pid"],
+            state=seen["state"],
+            killed=seen["killed"],
+            exit=self._exit(attempt, rank, found, seen["killed"]) if found is not None else None,
+        )
+
+    def _exit(self, attempt: int, rank: int, found: dict[str, Any], killed: bool) -> Exit:
+        known = self._exits.get((attempt, rank))
+        if known is None:
+            failed = found["status"] != 0 and not killed
+            folder = self.log_folder(attempt, rank)
+            tail = failures.stderr_tail(folder) if failed else ""
+            known = self._exits[attempt, rank] = Exit(
+                status=found["status"],
+                time=found["time"],
+                core=found["core"],
+                # a signal leaves no exception; what stands in stderr then is older news
+                error=failures.error_of(folder, tail) if failed and found["status"] > 0 else None,
+                stderr_tail=tail,
+            )
+        return known
+
+    def _pages(self, state: dict[str, Any]) -> tuple[tuple[PageReport, ...], tuple[str, ...]]:
+        found: list[PageReport] = []
+        blind: list[str] = []
+        for number, attempt in state["attempts"].items():
+            if attempt["phase"] not in ("running", "ended"):
+                continue
+            for rank, process in attempt["ranks"].items():
+                view, reason = pages.read(self.page_path(int(number), int(rank)))
+                if view is not None:
+                    found.append(_page_report(view))
+                    self.env_changed = self.env_changed or view.env_changed
+                elif process["state"] == "running" and reason != _UNREADABLE_YET:
+                    blind.append(f"rank {rank}: {reason}")
+        return tuple(found), tuple(blind)
+
+    def _read_copies(self, state: dict[str, Any], order: Desired | None) -> None:
+        """List the checkpoints once nothing writes to them any more; a list read earlier would be stale."""
+        if order is None or not _is_settled(state, order):
+            self._copies_after = -1
+            return
+        if self._copies_after == order.last_attempt:
+            return
+        found: list[Copy] = []
+        for rank in order.ranks:
+            for slot in slots.list(self.slots_dir(rank)):
+                found.append(Copy(rank=slot.rank, step=slot.step, attempt=slot.attempt, tier="memory"))
+        for kept in disk.list(Path(self._spec.disk_dir)):
+            found.append(Copy(rank=kept.rank, step=kept.step, attempt=kept.attempt, tier="disk"))
+        self._copies = tuple(copy for copy in found if copy.attempt >= order.first_attempt)
+        self._copies_after = order.last_attempt
+
+
+def _is_settled(state: dict[str, Any], order: Desired) -> bool:
+    """Whether no rank of any attempt that was let go is left on this node."""
+    attempts = state["attempts"]
+    if any(attempt["phase"] == "running" for attempt in attempts.values()):
+        return False
+    let_go = [attempt.attempt for attempt in order.attempts if attempt.phase != "prepare"]
+    return all(str(number) not in attempts or attempts[str(number)]["phase"] == "ended" for number in let_go)
+
+
+def _page_report(view: pages.PageView) -> PageReport:
+    absolute = view.abs_step if view.abs_step >= 0 else None
+    passed = view.passed_time
+    if not passed and absolute is None and view.rel_step > 0 and view.reached < 0:
+        # no step has a name: the first one of the attempt is new by definition
+        passed = view.resumed_time
+    collective = view.collective
+    return PageReport(
+        rank=view.rank,
+        attempt=view.attempt,
+        pid=view.pid,
+        step=absolute,
+        relative_step=view.rel_step,
+        phase=view.phase,
+        progress_time=view.progress_time,
+        resumed_time=view.resumed_time,
+        passed_time=passed,
+        passed_step=absolute if view.passed_time else None,
+        loss=view.loss,
+        step_s=view.step_s or None,
+        collective=f"{collective.op} {collective.seq} {collective.state}" if collective.state != "none" else "",
+        env_changed=view.env_changed,
+    )

@@ -1,0 +1,158 @@
+"""What does the controller answer? One port: agents on a WebSocket, everybody else JSON over HTTP.
+
+Every request carries the bearer token. MessagePack frames carry `Report`s up and `Desired`s down. A request that fails
+is that request's trouble; an unforeseen exception in the conductor is not, and ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from typing import Any
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from evertrain.controller import ledger, views
+from evertrain.controller.conductor import Conductor
+from evertrain.model.report import Desired, Report
+from evertrain.model.spec import ControllerSpec
+
+_log = logging.getLogger(__name__)
+
+_report_decoder = msgspec.msgpack.Decoder(Report)
+_encoder = msgspec.msgpack.Encoder()
+
+_CONDUCTOR = web.AppKey("conductor", Conductor)
+_SPEC = web.AppKey("spec", ControllerSpec)
+
+_MAX_FRAME_BYTES = 16 << 20
+
+
+def build(spec: ControllerSpec, conductor: Conductor, token: str) -> web.Application:
+    """The application, ready for a runner."""
+
+    @web.middleware
+    async def authorise(request: web.Request, handler: Any) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if request.path != "/healthz" and not hmac.compare_digest(given.encode(), token.encode()):
+            return web.json_response({"error": "wrong or missing token"}, status=401)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    app = web.Application(middlewares=[authorise])
+    app[_CONDUCTOR] = conductor
+    app[_SPEC] = spec
+    app.add_routes(
+        [
+            web.get("/healthz", _healthz),
+            web.get("/v1/status", _status),
+            web.get("/v1/incidents", _incidents),
+            web.get("/v1/attempts", _attempts),
+            web.post("/v1/stop", _stop),
+            web.post("/v1/signals", _signals),
+            web.get("/v1/agent", _agent),
+        ]
+    )
+    return app
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    return web.json_response({"job": request.app[_SPEC].job, "state": views.job_state(request.app[_CONDUCTOR].state)})
+
+
+async def _status(request: web.Request) -> web.Response:
+    return web.json_response(request.app[_CONDUCTOR].status())
+
+
+async def _incidents(request: web.Request) -> web.Response:
+    return web.json_response(views.incidents(request.app[_CONDUCTOR].state))
+
+
+async def _attempts(request: web.Request) -> web.Response:
+    return web.json_response(ledger.attempts(request.app[_CONDUCTOR].state))
+
+
+class _StopRequest(msgspec.Struct, forbid_unknown_fields=True):
+    signal: int = 15
+    reason: str = "stop requested"
+
+
+class _SignalRequest(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str
+    node: str
+    evidence: str
+
+
+async def _stop(request: web.Request) -> web.Response:
+    try:
+        wanted = msgspec.json.decode(await request.read() or b"{}", type=_StopRequest)
+    except msgspec.DecodeError as error:
+        return web.json_response({"error": str(error)}, status=400)
+    request.app[_CONDUCTOR].request_stop(wanted.signal, wanted.reason)
+    return web.json_response({"stopping": True}, status=202)
+
+
+async def _signals(request: web.Request) -> web.Response:
+    try:
+        raised = msgspec.json.decode(await request.read(), type=_SignalRequest)
+    except msgspec.DecodeError as error:
+        return web.json_response({"error": str(error)}, status=400)
+    if raised.node not in request.app[_SPEC].nodes:
+        return web.json_response({"error": f"no node {raised.node!r} in this job"}, status=404)
+    request.app[_CONDUCTOR].raise_signal(raised.node, raised.kind, raised.evidence)
+    return web.json_response({"noted": True}, status=202)
+
+
+async def _agent(request: web.Request) -> web.WebSocketResponse:
+    """Serve one agent for as long as its connection lasts."""
+    spec, conductor = request.app[_SPEC], request.app[_CONDUCTOR]
+    socket = web.WebSocketResponse(max_msg_size=_MAX_FRAME_BYTES, heartbeat=30.0, compress=False)
+    await socket.prepare(request)
+    outbox: asyncio.Queue[Desired] = asyncio.Queue()
+    send = outbox.put_nowait
+    writer = asyncio.create_task(_write(socket, outbox))
+    node: str | None = None
+    try:
+        async for message in socket:
+            if message.type is not WSMsgType.BINARY:
+                continue
+            try:
+                report = _report_decoder.decode(message.data)
+            except msgspec.DecodeError as error:
+                _log.error("a frame from %s was not a report: %s", request.remote, error)
+                break
+            if refusal := _refusal(report, spec, conductor):
+                _log.error("report refused: %s", refusal)
+                break
+            if node is None:
+                node = report.report.node
+                conductor.connect(node, send)
+            conductor.hear(report)
+    finally:
+        writer.cancel()
+        if node is not None:
+            conductor.disconnect(node, send)
+    return socket
+
+
+def _refusal(report: Report, spec: ControllerSpec, conductor: Conductor) -> str:
+    """Why this report must not be heard; empty when it may."""
+    if report.job != spec.job or report.run_id != spec.run_id:
+        return f"it belongs to {report.job} ({report.run_id}), this is {spec.job} ({spec.run_id})"
+    if report.report.node not in spec.nodes:
+        return f"node {report.report.node!r} is not part of this job"
+    if report.term > conductor.state.term:
+        return f"{report.report.node} obeys term {report.term}, this controller is of term {conductor.state.term}"
+    return ""
+
+
+async def _write(socket: web.WebSocketResponse, outbox: asyncio.Queue[Desired]) -> None:
+    while True:
+        order = await outbox.get()
+        try:
+            await socket.send_bytes(_encoder.encode(order))
+        except (ConnectionError, RuntimeError) as error:
+            _log.warning("an order could not be sent: %s", error)
+            return

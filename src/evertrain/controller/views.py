@@ -1,0 +1,220 @@
+"""What does a user see of a job? The JSON of `status` and `incidents`, from the log and, while it runs, the picture.
+
+One builder serves the live API and the look at a database after the end.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import asdict
+
+from evertrain.controller import ledger
+from evertrain.controller.store import read_log
+from evertrain.decide import resume
+from evertrain.decide.conduct import steps
+from evertrain.decide.picture import Picture
+from evertrain.decide.state import Attempt, Incident, JobState, fold
+from evertrain.model.report import PageReport
+
+# what later versions of this list grow by is stated where it is missing, never left out in silence
+_ACTIVE = (
+    "process deaths (pidfd)",
+    "exit codes, signals and tracebacks",
+    "steps and collectives (telemetry pages)",
+    "restart in place",
+    "checkpoints in shared memory",
+)
+
+
+def status_of(database: Path) -> dict[str, Any]:
+    """`status` of a job that no controller serves any more."""
+    state = fold(read_log(database))
+    return status(state, Picture(), job=database.parent.name, now=time.time(), live=False)
+
+
+def incidents_of(database: Path) -> list[dict[str, Any]]:
+    return incidents(fold(read_log(database)))
+
+
+def attempts_of(database: Path) -> list[dict[str, Any]]:
+    return ledger.attempts(fold(read_log(database)))
+
+
+def status(state: JobState, picture: Picture, *, job: str, now: float, live: bool = True) -> dict[str, Any]:
+    """DESIGN section 6, and a few keys more: message, exit_code, resume, restarts."""
+    attempt = state.attempt
+    # a run that ended without a word has no clock of its own: count to its last record
+    step, kind = _step(state, picture)
+    return {
+        "job": job,
+        "state": job_state(state, live),
+        "step": step,
+        "step_kind": kind,
+        "attempt": attempt.number if attempt else 0,
+        "ettr": ledger.ettr(state, now),
+        "ettr_hour": ledger.ettr(state, now, window_s=3600.0),
+        "steps_at_risk": _steps_at_risk(state, picture, step if kind == "absolute" else None),
+        "start": _start(picture, state),
+        "workers": _workers(state, picture),
+        "nodes": [{"id": node, "state": _node_state(state, node)} for node in (state.run.nodes if state.run else ())],
+        "active": list(_ACTIVE),
+        "blind": _blind(state, picture, live),
+        "message": _message(state, picture),
+        "exit_code": state.ended.exit_code if state.ended else None,
+        "restarts": max(0, len(state.attempts) - 1),
+        "resume": attempt.started.resume if attempt else None,
+        "steps_seen": kind != "none",
+    }
+
+
+def job_state(state: JobState, live: bool = True) -> str:
+    if state.ended is not None:
+        return state.ended.state
+    if not live:
+        return "stopped"
+    if state.closing:
+        return "stopping"
+    if state.incident is not None:
+        return "recovering"
+    return "running" if state.active is not None and state.active.resumed is not None else "starting"
+
+
+def _step(state: JobState, picture: Picture) -> tuple[int | None, str]:
+    attempt = state.attempt
+    if attempt is None:
+        return state.best_step, "absolute" if state.best_step is not None else "none"
+    if attempt.ended is not None:
+        absolute, relative = attempt.ended.step, attempt.ended.relative_step
+    else:
+        absolute, relative = steps(attempt, picture)
+    if absolute is None and attempt.started.resume is not None:
+        absolute = attempt.started.resume
+    if absolute is not None:
+        return absolute, "absolute"
+    return (relative, "relative") if relative else (None, "none")
+
+
+def _steps_at_risk(state: JobState, picture: Picture, step: int | None) -> int | None:
+    """What the loss of a whole node would cost now: all that is not on disk."""
+    if step is None or state.run is None:
+        return None
+    on_disk = {
+        node: [copy for copy in seen.report.copies if copy.tier == "disk"] for node, seen in picture.nodes.items()
+    }
+    safe = resume.choose(on_disk, state.placement(), state.lineage, state.first_attempt)
+    if state.flushed is not None and state.flushed.step is not None:
+        return max(0, step - state.flushed.step)
+    return step - (safe.step if safe is not None else 0)
+
+
+def _start(picture: Picture, state: JobState) -> dict[str, Any]:
+    nodes = {
+        node: {
+            "mode": seen.report.starter.mode,
+            "state": seen.report.starter.state,
+            "reason": seen.report.starter.reason,
+        }
+        for node, seen in sorted(picture.nodes.items())
+    }
+    first = next(iter(nodes.values()), None)
+    wanted = state.run.start if state.run else "zygote"
+    return {
+        "wanted": wanted,
+        "mode": first["mode"] if first else wanted,
+        "reason": next((node["reason"] for node in nodes.values() if node["reason"]), ""),
+    }
+
+
+def _workers(state: JobState, picture: Picture) -> list[dict[str, Any]]:
+    attempt = state.attempt
+    if attempt is None:
+        return []
+    pages = picture.pages(attempt.number)
+    return [_worker(attempt, rank, node, pages.get(rank), picture) for rank, node in attempt.started.placement.items()]
+
+
+def _worker(attempt: Attempt, rank: int, node: str, page: PageReport | None, picture: Picture) -> dict[str, Any]:
+    listed = picture.attempt(node, attempt.number)
+    process = next((seen for seen in listed.ranks if seen.rank == rank), None) if listed else None
+    end = attempt.ends.get(rank)
+    step = None
+    if page is not None:
+        step = page.step if page.step is not None else page.relative_step
+    return {
+        "rank": rank,
+        "node": node,
+        "pid": process.pid if process else (end.pid if end else None),
+        "step": step,
+        "phase": "ended" if end is not None else page.phase if page is not None else "unknown",
+        "collective": page.collective if page is not None else "",
+        "loss": page.loss if page is not None else None,
+    }
+
+
+def _node_state(state: JobState, node: str) -> str:
+    return state.nodes[node].state if node in state.nodes else "joining"
+
+
+def _blind(state: JobState, picture: Picture, live: bool) -> list[str]:
+    blind = ["GPU, network and host inspections: not part of this version"]
+    if not live:
+        return blind
+    for node in state.active_nodes() if state.run else ():
+        report = picture.report(node)
+        if report is None or not picture.connected(node):
+            blind.append(f"{node}: its agent cannot be heard")
+        else:
+            blind += [f"{node}: {line}" for line in report.blind]
+    return blind
+
+
+def _message(state: JobState, picture: Picture) -> str:
+    """The one line that matters now."""
+    if state.ended is not None:
+        return state.ended.message
+    attempt = state.active
+    if attempt is not None and attempt.ending is None:
+        gone = sorted(rank for rank, end in attempt.ends.items() if end.status == 0)
+        if gone and attempt.alive():
+            named = ", ".join(str(rank) for rank in gone[:8])
+            return f"rank {named} exited with 0; {len(attempt.alive())} ranks still run"
+    if attempt is not None and attempt.started.reached is not None and attempt.started.resume is None:
+        return f"no checkpoint that all ranks have; started again from nothing after step {attempt.started.reached}"
+    for node in sorted(picture.nodes):
+        if problems := picture.nodes[node].report.problems:
+            return f"{node}: {problems[-1]}"
+    return ""
+
+
+def incidents(state: JobState) -> list[dict[str, Any]]:
+    """DESIGN section 6; times, the failing rank's traceback and the decision's reason beside it."""
+    return [_incident(state, incident) for _, incident in sorted(state.incidents.items())]
+
+
+def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
+    opened, decided, closed = incident.opened, incident.decided, incident.closed
+    attempt = next((seen for seen in state.attempts if seen.number == opened.attempt), None)
+    end = attempt.ends.get(opened.ranks[0]) if attempt is not None and opened.ranks else None
+    return {
+        "id": opened.incident,
+        "attempt": opened.attempt,
+        "cause": opened.cause,
+        "category": opened.category,
+        "ranks": list(opened.ranks),
+        "nodes": list(opened.nodes),
+        "links": [],
+        "action": decided.action if decided else "none",
+        "confidence": opened.confidence,
+        "evidence": list(opened.evidence),
+        "step": opened.step,
+        "first_new_step": closed.first_new_step if closed else None,
+        "seconds": asdict(ledger.seconds(incident)),
+        "time": opened.fault_time,
+        "because": decided.because if decided else "",
+        "open": closed is None and state.ended is None,
+        "status": end.status if end is not None else None,
+        "traceback": end.error.traceback if end is not None and end.error is not None else "",
+    }

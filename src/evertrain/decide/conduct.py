@@ -1,0 +1,411 @@
+"""What follows from what we know? The rules that carry a job from its first attempt to its end.
+
+    prepare ──all prepared──▶ running ──a rank fails──▶ ending ──all ended──▶ decided ──restart──▶ prepare
+                                 │                                              └──stop──▶ flush ──▶ ended
+                                 └──all exit 0──▶ done
+
+`decide(state, picture, config, now)` returns the records that come next; the caller writes them down, applies them,
+and asks again until nothing follows. What the nodes should do is then a function of the state alone (`decide.desired`).
+The rules stand in the order in which they are asked; each is a function of a few lines that returns what it adds.
+"""
+
+from __future__ import annotations
+
+from evertrain.decide import blame, restart, resume
+from evertrain.decide.picture import Picture
+from evertrain.decide.state import Attempt, JobState
+from evertrain.detect import exits
+from evertrain.model import records as r
+from evertrain.model.config import Config
+from evertrain.model.records import AnyRecord
+from evertrain.model.report import NodeReport
+
+_MARK_EVERY_S = 10.0
+
+
+def decide(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """The records that follow at once; none when there is nothing to do but wait."""
+    if state.run is None or state.ended is not None:
+        return []
+    for rule in (_node_states, _ranks_ended, _attempt_running, _attempt_over, _verdict, _close, _start):
+        if records := rule(state, picture, config, now):
+            return records
+    return []
+
+
+def _node_states(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """A node joins when it is first heard; a process that cannot be killed makes it unusable."""
+    assert state.run is not None
+    standbys = state.run.nodes[len(state.run.nodes) - state.run.standby :]
+    changed: list[AnyRecord] = []
+    for node in state.run.nodes:
+        report = picture.report(node)
+        if report is None:
+            continue
+        stuck = [rank for attempt in report.attempts for rank in attempt.ranks if rank.state == "stuck"]
+        if stuck:
+            because = (
+                f"rank {stuck[0].rank} (pid {stuck[0].pid}) outlives SIGKILL by {config.restart.stuck_kill_s:.0f} s"
+            )
+            wanted = r.NodeChanged(time=now, node=node, state="unusable", because=because)
+        else:
+            role = "standby" if node in standbys else "active"
+            wanted = r.NodeChanged(time=now, node=node, state=role, because="its agent reports")  # type: ignore[arg-type]
+        before = state.nodes.get(node)
+        if before is None or before.state != wanted.state:
+            changed.append(wanted)
+    return changed
+
+
+def _ranks_ended(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """Note every end that an agent reports and the log does not know."""
+    attempt = state.active
+    if attempt is None:
+        return []
+    ends: list[r.RankEnd] = []
+    for node in dict.fromkeys(attempt.started.placement.values()):
+        report = picture.report(node)
+        if report is not None:
+            ends += _new_ends(attempt, node, report, now)
+    return [r.RanksEnded(time=now, attempt=attempt.number, ends=tuple(ends))] if ends else []
+
+
+def _new_ends(attempt: Attempt, node: str, report: NodeReport, now: float) -> list[r.RankEnd]:
+    alive = {rank for rank in attempt.alive() if attempt.started.placement[rank] == node}
+    if not alive or report.keeper is None:
+        return []
+    listed = next((seen for seen in report.attempts if seen.attempt == attempt.number), None)
+    if report.keeper != attempt.started.keepers[node] or listed is None:
+        # ranks die with their keeper; nobody saw when, so the moment we learnt of it stands in
+        return [r.RankEnd(rank=rank, node=node, pid=0, status=None, ended_time=now) for rank in sorted(alive)]
+    return [
+        r.RankEnd(
+            rank=seen.rank,
+            node=node,
+            pid=seen.pid,
+            status=seen.exit.status,
+            ended_time=seen.exit.time,
+            killed=seen.killed,
+            follower=not seen.killed and exits.is_follower(seen.exit.status, seen.exit.error, seen.exit.stderr_tail),
+            error=seen.exit.error,
+        )
+        for seen in listed.ranks
+        if seen.rank in alive and seen.exit is not None
+    ]
+
+
+def _attempt_running(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """While ranks run: faults, the way back after an incident, marks, and a stop that was asked for."""
+    attempt = state.active
+    if attempt is None or attempt.ending is not None:
+        return _end_harder(state, config, now)
+    if state.stop is not None:
+        because = state.stop.because
+        return [r.AttemptEnding(time=now, attempt=attempt.number, signal=15, because=because)]
+    if attempt.failures():
+        return _open_incident(state, attempt, picture, now)
+    if state.signals and not state.run.observe_only:  # type: ignore[union-attr]
+        return _open_incident(state, attempt, picture, now)
+    if attempt.ends and attempt.alive() and _left_behind(attempt, picture, config, now):
+        return _open_incident(state, attempt, picture, now)
+    return _milestones(state, attempt, picture, config, now)
+
+
+def _open_incident(state: JobState, attempt: Attempt, picture: Picture, now: float) -> list[AnyRecord]:
+    verdict = blame.blame(state, attempt)
+    number = max(state.incidents, default=0) + 1
+    step, _ = steps(attempt, picture)
+    records: list[AnyRecord] = []
+    if (before := state.incident) is not None:
+        # training had not come back to where it was: that incident ends where this one begins
+        records.append(r.IncidentClosed(time=now, incident=before.number, first_new_step=None, passed_time=None))
+    records.append(
+        r.IncidentOpened(
+            time=now,
+            incident=number,
+            attempt=attempt.number,
+            fault_time=min(verdict.fault_time, now),
+            cause=verdict.cause,
+            category=verdict.category,
+            ranks=verdict.ranks,
+            nodes=verdict.nodes,
+            confidence=verdict.confidence,
+            evidence=verdict.evidence,
+            step=step,
+        )
+    )
+    records.append(r.AttemptEnding(time=now, attempt=attempt.number, signal=9, because=verdict.cause))
+    return records
+
+
+def _left_behind(attempt: Attempt, picture: Picture, config: Config, now: float) -> bool:
+    """Whether ranks stand without progress since another one exited with 0, for longer than the deadline."""
+    last_exit = max(end.ended_time for end in attempt.ends.values())
+    pages = picture.pages(attempt.number)
+    moved = [pages[rank].progress_time for rank in attempt.alive() if rank in pages]
+    return now - max([last_exit, *moved]) > config.restart.exit_deadline_s
+
+
+def _milestones(state: JobState, attempt: Attempt, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    pages = picture.pages(attempt.number)
+    ranks = attempt.started.placement
+    records: list[AnyRecord] = []
+    long_enough = now - attempt.started.time > config.restart.progress_s
+    resumed = [pages[rank].resumed_time for rank in ranks if rank in pages and pages[rank].resumed_time > 0]
+    if attempt.resumed is None and resumed and (len(resumed) == len(ranks) or long_enough):
+        records.append(r.AttemptResumed(time=now, attempt=attempt.number, resumed_time=max(resumed)))
+    incident = state.incident
+    if incident is not None and incident.failover_attempt == attempt.number:
+        passed = [pages[rank] for rank in ranks if rank in pages and pages[rank].passed_time > 0]
+        if passed and (len(passed) == len(ranks) or long_enough):
+            records.append(_closed(incident.number, max(page.passed_time for page in passed), attempt, picture, now))
+        elif long_enough and not passed and not any(page.relative_step for page in pages.values()):
+            # no steps are ever seen: run time counts
+            records.append(_closed(incident.number, now, attempt, picture, now))
+    mark = attempt.progress
+    step, relative = steps(attempt, picture)
+    moved = [page.progress_time for page in pages.values() if page.progress_time > 0]
+    if moved and (mark is None or max(moved) - mark.progress_time >= _MARK_EVERY_S):
+        records.append(
+            r.Progress(
+                time=now,
+                attempt=attempt.number,
+                step=step,
+                relative_step=relative,
+                progress_time=max(moved),
+                first_progress_time=mark.first_progress_time if mark else min(moved),
+            )
+        )
+    return records
+
+
+def _closed(incident: int, passed: float, attempt: Attempt, picture: Picture, now: float) -> r.IncidentClosed:
+    first_new = [page.passed_step for page in picture.pages(attempt.number).values() if page.passed_step is not None]
+    return r.IncidentClosed(
+        time=now, incident=incident, first_new_step=min(first_new, default=None), passed_time=passed
+    )
+
+
+def _end_harder(state: JobState, config: Config, now: float) -> list[AnyRecord]:
+    """A rank that does not heed SIGTERM is killed while there is time to flush; no end is waited for without limit."""
+    attempt = state.active
+    if attempt is None or attempt.ending is None:
+        return []
+    if attempt.ending.signal != 9 and now - attempt.ending.time > config.grace_s * 0.6:
+        return [r.AttemptEnding(time=now, attempt=attempt.number, signal=9, because="SIGTERM was not heeded")]
+    waited_s = now - (state.stop or attempt.ending).time
+    if not attempt.alive() or waited_s <= (config.grace_s if state.stop else config.restart.node_return_s):
+        return []
+    left = ", ".join(f"rank {rank} on {attempt.started.placement[rank]}" for rank in attempt.alive()[:8])
+    message = f"{left}: no word of its end {waited_s:.0f} s after the order to end it; look at that node"
+    if state.stop is not None:
+        return _stopped(state, message, now)
+    return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]
+
+
+def _stopped(state: JobState, message: str, now: float) -> list[AnyRecord]:
+    assert state.stop is not None
+    ended = r.JobEnded(time=now, state="stopped", exit_code=128 + state.stop.signal, message=message)
+    if state.incident is None:
+        return [ended]
+    number = state.incident.number
+    return [r.IncidentClosed(time=now, incident=number, first_new_step=None, passed_time=None), ended]
+
+
+def _attempt_over(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """All ranks have ended: say how, with the verdict as all records together give it."""
+    attempt = state.active
+    if attempt is None or attempt.alive():
+        return []
+    pages = picture.pages(attempt.number)
+    step, relative = steps(attempt, picture)
+    records: list[AnyRecord] = []
+    completed = attempt.ending is None and all(end.status == 0 for end in attempt.ends.values())
+    outcome = "completed" if completed else "stopped" if state.stop is not None else "failed"
+    incident = state.incident
+    if incident is not None and incident.opened.attempt == attempt.number:
+        verdict = blame.blame(state, attempt, incident)
+        if verdict.differs(incident.opened):
+            records.append(verdict.correction(incident.number, now))
+    elif incident is not None and completed:
+        records.append(_closed(incident.number, now, attempt, picture, now))
+    moved = [page.progress_time for page in pages.values() if page.progress_time > 0]
+    if moved:
+        mark = attempt.progress
+        first = mark.first_progress_time if mark else min(moved)
+        records.append(
+            r.Progress(
+                time=now,
+                attempt=attempt.number,
+                step=step,
+                relative_step=relative,
+                progress_time=max(moved),
+                first_progress_time=first,
+            )
+        )
+        lasted = max(moved) - first
+    else:
+        lasted = 0.0
+    records.append(
+        r.AttemptEnded(
+            time=now,
+            attempt=attempt.number,
+            outcome=outcome,  # type: ignore[arg-type]
+            step=step,
+            relative_step=relative,
+            progress=_made_progress(state, attempt, step, relative, lasted, config, now),
+        )
+    )
+    if completed:
+        last = "" if step is None else f" at step {step}"
+        records.append(r.JobEnded(time=now, state="done", exit_code=0, message=f"every rank exited with 0{last}"))
+    return records
+
+
+def _made_progress(
+    state: JobState, attempt: Attempt, step: int | None, relative: int, lasted_s: float, config: Config, now: float
+) -> bool:
+    """DESIGN section 1: a higher absolute step than ever; else steps for a minute; else a minute of run time."""
+    if step is not None:
+        return state.best_step is None or step > state.best_step
+    ran_s = max(end.ended_time for end in attempt.ends.values()) - attempt.started.time
+    return (lasted_s if relative else ran_s) >= config.restart.progress_s
+
+
+def steps(attempt: Attempt, picture: Picture) -> tuple[int | None, int]:
+    """How far the attempt has come: the highest absolute step of any rank, and the highest relative one."""
+    pages = picture.pages(attempt.number).values()
+    absolute = [page.step for page in pages if page.step is not None]
+    mark = attempt.progress
+    if mark is not None and mark.step is not None:
+        absolute.append(mark.step)
+    relative = max((page.relative_step for page in pages), default=mark.relative_step if mark else 0)
+    return max(absolute, default=None), relative
+
+
+def _verdict(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """An attempt has failed: restart, or stop with the reason."""
+    incident, newest = state.incident, state.attempt
+    if incident is None or incident.decided is not None or newest is None or newest.ended is None or state.closing:
+        return []
+    action, because = restart.after_failure(state, incident, config.restart)
+    return [r.Decided(time=now, incident=incident.number, action=action, because=because)]
+
+
+def _close(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """No attempt will follow: bring the newest common step to disk, then end the job."""
+    if not state.closing or state.active is not None:
+        return []
+    if state.flushed is None:
+        step = flush_step(state, picture)
+        reports = [picture.report(node) for node in state.active_nodes()]
+        problems = tuple(line for report in reports if report is not None for line in report.problems)
+        if step is None:
+            return (
+                [r.Flushed(time=now, step=None)]
+                if _all_read(state, picture) or _out_of_time(state, config, now)
+                else []
+            )
+        if all(report is not None and report.flushed_step == step for report in reports):
+            return [r.Flushed(time=now, step=step, problems=problems)]
+        if _out_of_time(state, config, now):
+            return [r.Flushed(time=now, step=None, problems=(*problems, "the flush to disk did not end in time"))]
+        return []
+    kept = (
+        "" if state.flushed.step is None else f"; step {state.flushed.step} is on disk, the same command resumes there"
+    )
+    if state.stop is not None:
+        return _stopped(state, state.stop.because + kept, now)
+    incident = state.incident
+    assert incident is not None and incident.decided is not None
+    closed = r.IncidentClosed(time=now, incident=incident.number, first_new_step=None, passed_time=None)
+    ended = r.JobEnded(time=now, state="failed", exit_code=1, message=incident.decided.because + kept)
+    return [closed, ended]
+
+
+def flush_step(state: JobState, picture: Picture) -> int | None:
+    """The newest common step, if a rank has it in memory only."""
+    chosen = _resume(state, picture)
+    return chosen.step if chosen is not None and "memory" in chosen.tiers.values() else None
+
+
+def _out_of_time(state: JobState, config: Config, now: float) -> bool:
+    # the last seconds of the grace belong to the processes' own ends
+    incident = state.incident
+    since = state.stop or (incident.decided if incident is not None else None)
+    return since is not None and now - since.time > config.grace_s - 2.0
+
+
+def _resume(state: JobState, picture: Picture) -> resume.Resume | None:
+    copies = {node: seen.report.copies for node, seen in picture.nodes.items()}
+    return resume.choose(copies, state.placement(), state.lineage, state.first_attempt)
+
+
+def _all_read(state: JobState, picture: Picture) -> bool:
+    """Whether every node has looked at its checkpoints after the last rank of the last attempt was gone."""
+    last = state.attempt.number if state.attempt is not None else 0
+    reports = [picture.report(node) for node in state.active_nodes()]
+    return all(report is not None and report.copies_after_attempt >= last for report in reports)
+
+
+def _start(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """Everything is prepared and nothing of the old attempt is left: go."""
+    if state.closing or state.active is not None:
+        return []
+    if missing := _not_ready(state, picture):
+        return _give_up_waiting(state, picture, config, now, missing)
+    if not _all_read(state, picture):
+        return []
+    assert state.run is not None
+    nodes = state.active_nodes()
+    first = picture.attempt(nodes[0], state.next_attempt)
+    report = picture.report(nodes[0])
+    assert first is not None and first.store_port is not None and report is not None
+    chosen = _resume(state, picture)
+    started = r.AttemptStarted(
+        time=now,
+        attempt=state.next_attempt,
+        restart_count=len(state.attempts),
+        placement=state.placement(),
+        keepers={node: picture.report(node).keeper for node in nodes},  # type: ignore[union-attr,misc]
+        master_addr=report.address,
+        master_port=first.store_port,
+        resume=chosen.step if chosen else None,
+        tiers=chosen.tiers if chosen else {},
+        reached=state.best_step,
+    )
+    return [started]
+
+
+def _not_ready(state: JobState, picture: Picture) -> str:
+    """Which node keeps the start waiting, and why; empty when all have prepared."""
+    nodes = state.active_nodes()
+    for node in nodes:
+        report = picture.report(node)
+        if report is None or not picture.connected(node):
+            return f"{node}: no word from its agent"
+        if report.keeper is None:
+            return f"{node}: its agent cannot reach the keeper"
+        attempt = picture.attempt(node, state.next_attempt)
+        if attempt is None or attempt.phase != "prepared" or (node == nodes[0] and attempt.store_port is None):
+            return f"{node}: ranks are not prepared{f' ({attempt.error})' if attempt and attempt.error else ''}"
+        if any(rank.state != "waiting" for rank in attempt.ranks):
+            return f"{node}: a prepared rank has ended"
+    return ""
+
+
+def _give_up_waiting(state: JobState, picture: Picture, config: Config, now: float, missing: str) -> list[AnyRecord]:
+    assert state.run is not None
+    node = missing.partition(":")[0]
+    report = picture.report(node)
+    if report is not None and picture.connected(node) and report.starter.state == "starting":
+        return []  # imports may take as long as they need
+    newest = state.attempt
+    since = max(
+        newest.ended.time if newest is not None and newest.ended is not None else state.run.time,
+        picture.nodes[node].since if node in picture.nodes else 0.0,
+    )
+    if now - since <= config.restart.node_return_s:
+        return []
+    message = f"{missing} for {now - since:.0f} s; see logs/agent-{node}.log and logs/keeper-{node}.log"
+    return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]

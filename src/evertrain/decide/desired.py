@@ -1,0 +1,95 @@
+"""What should each node be doing? A function of the job's state, sent again and again until the reports agree."""
+
+from __future__ import annotations
+
+from evertrain.decide.conduct import flush_step
+from evertrain.decide.picture import Picture
+from evertrain.decide.state import Attempt, JobState
+from evertrain.model.config import Config
+from evertrain.model.report import Desired, DesiredAttempt, Go, RankOrder
+from evertrain.model.spec import ControllerSpec
+
+
+def desired(state: JobState, picture: Picture, spec: ControllerSpec, config: Config, node: str) -> Desired:
+    """Everything that `node` should be doing now."""
+    placement = state.placement()
+    ranks = tuple(rank for rank, placed in placement.items() if placed == node)
+    attempts: list[DesiredAttempt] = []
+    if state.active is not None and node in state.active.started.placement.values():
+        attempts.append(_current(state, state.active, spec, node))
+    if ranks and _prepares(state, picture, spec, node):
+        store = node == state.active_nodes()[0]
+        attempts.append(
+            DesiredAttempt(
+                attempt=state.next_attempt, phase="prepare", ranks=ranks, store=store, store_port=spec.master_port
+            )
+        )
+    flushes = state.closing and state.active is None and state.flushed is None
+    incident = state.incident
+    return Desired(
+        job=spec.job,
+        term=state.term,
+        attempts=tuple(attempts),
+        ranks=ranks,
+        last_attempt=state.next_attempt - 1,
+        first_attempt=state.first_attempt,
+        flush_step=flush_step(state, picture) if flushes else None,
+        shutdown=state.ended is not None,
+        discard_checkpoints=state.ended is not None and state.ended.state == "done",
+        read_pages_s=config.agent.read_pages_s,
+        heartbeat_s=config.agent.heartbeat_s,
+        eager=incident is not None or state.active is None or state.active.resumed is None or bool(spec.faults),
+    )
+
+
+def _prepares(state: JobState, picture: Picture, spec: ControllerSpec, node: str) -> bool:
+    """Whether the next attempt's ranks should wait: always between attempts; ahead of need where that is cheap."""
+    assert state.run is not None
+    if state.closing or state.ended is not None:
+        return False
+    active = state.active
+    if active is None:
+        return True
+    if active.ending is not None:
+        # a port that the user fixed is free only when the old attempt's store is gone
+        return spec.master_port is None
+    limit = state.run.max_restarts
+    if state.run.observe_only or (limit is not None and len(state.attempts) > limit):
+        return False
+    report = picture.report(node)
+    ahead = report is not None and report.starter.mode in ("zygote", "parked") and report.starter.state == "ready"
+    # forks ahead must not slow the way back down
+    return ahead and spec.master_port is None and active.resumed is not None and state.incident is None
+
+
+def _current(state: JobState, attempt: Attempt, spec: ControllerSpec, node: str) -> DesiredAttempt:
+    started = attempt.started
+    ranks = tuple(sorted(rank for rank, placed in started.placement.items() if placed == node))
+    nodes = tuple(dict.fromkeys(started.placement.values()))
+    store = node == nodes[0]
+    if attempt.ending is not None:
+        return DesiredAttempt(
+            attempt=attempt.number, phase="end", ranks=ranks, store=store, signal=attempt.ending.signal
+        )
+    go = Go(
+        master_addr=spec.master_addr or started.master_addr,
+        master_port=started.master_port,
+        world_size=len(started.placement),
+        group_rank=nodes.index(node),
+        group_world_size=len(nodes),
+        local_world_size=len(ranks),
+        restart_count=started.restart_count,
+        max_restarts=spec.max_restarts or 0,
+        role=spec.role,
+        signals_to_handle=spec.signals_to_handle,
+        mesh=spec.mesh,
+        resume=started.resume,
+        reached=started.reached,
+        faults=spec.faults,
+        fired_dir=f"{spec.run_dir}/fired-{spec.run_id}",
+        ranks=tuple(
+            RankOrder(rank=rank, local_rank=local, resume_tier=started.tiers.get(rank))
+            for local, rank in enumerate(ranks)
+        ),
+    )
+    return DesiredAttempt(attempt=attempt.number, phase="go", ranks=ranks, store=store, go=go)

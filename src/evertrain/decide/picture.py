@@ -1,0 +1,40 @@
+"""What do the agents say now? The newest report of each node, and whether the node can be heard.
+
+A picture is not remembered: after a controller takes over it is empty until the agents have spoken again, and nothing
+is decided about a node that has not.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from evertrain.model.report import AttemptReport, NodeReport, PageReport
+
+
+class NodePicture(msgspec.Struct, frozen=True):
+    report: NodeReport
+    connected: bool
+    since: float
+    """Wall time of the last connect or disconnect."""
+
+
+class Picture(msgspec.Struct, frozen=True):
+    nodes: dict[str, NodePicture] = {}
+
+    def report(self, node: str) -> NodeReport | None:
+        seen = self.nodes.get(node)
+        return seen.report if seen is not None else None
+
+    def connected(self, node: str) -> bool:
+        seen = self.nodes.get(node)
+        return seen is not None and seen.connected
+
+    def attempt(self, node: str, number: int) -> AttemptReport | None:
+        report = self.report(node)
+        if report is None:
+            return None
+        return next((attempt for attempt in report.attempts if attempt.attempt == number), None)
+
+    def pages(self, number: int) -> dict[int, PageReport]:
+        """The pages of one attempt, by rank."""
+        return {page.rank: page for seen in self.nodes.values() for page in seen.report.pages if page.attempt == number}

@@ -1,0 +1,223 @@
+"""What does the log say the job is? A fold over records, and nothing else.
+
+`apply(state, record)` is the only way a `JobState` changes, so a controller that takes over, an offline `status`, and a
+test all see the same job. Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from evertrain.model import records as r
+from evertrain.model.records import AnyRecord
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of all ranks."""
+
+    started: r.AttemptStarted
+    ends: dict[int, r.RankEnd] = {}
+    ending: r.AttemptEnding | None = None
+    ended: r.AttemptEnded | None = None
+    resumed: r.AttemptResumed | None = None
+    progress: r.Progress | None = None
+
+    @property
+    def number(self) -> int:
+        return self.started.attempt
+
+    def alive(self) -> tuple[int, ...]:
+        """Ranks not known to have ended."""
+        return tuple(rank for rank in self.started.placement if rank not in self.ends)
+
+    def failures(self) -> list[r.RankEnd]:
+        """Abnormal ends that were not our own doing, in the order in which they happened."""
+        failed = [end for end in self.ends.values() if end.status != 0 and not end.killed]
+        return sorted(failed, key=lambda end: (end.ended_time, end.rank))
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """From the first signal to the step that training had reached before."""
+
+    opened: r.IncidentOpened
+    decided: r.Decided | None = None
+    failover_attempt: int | None = None
+    resumed_time: float | None = None
+    closed: r.IncidentClosed | None = None
+
+    @property
+    def number(self) -> int:
+        return self.opened.incident
+
+
+class JobState(msgspec.Struct, frozen=True, kw_only=True):
+    """The job as the log tells it."""
+
+    run: r.RunStarted | None = None
+    term: int = 0
+    attempts: tuple[Attempt, ...] = ()
+    """Of this run, oldest first."""
+    incidents: dict[int, Incident] = {}
+    """Of all runs, by number."""
+    nodes: dict[str, r.NodeChanged] = {}
+    signals: tuple[r.SignalRaised, ...] = ()
+    """Not yet part of an incident."""
+    stop: r.StopRequested | None = None
+    flushed: r.Flushed | None = None
+    ended: r.JobEnded | None = None
+    first_attempt: int = 1
+    """The first of this life of the job; checkpoints of earlier attempts are void."""
+    next_attempt: int = 1
+    best_step: int | None = None
+    """Highest absolute step any rank reached in an attempt that is over."""
+    lineage: tuple[tuple[int, int], ...] = ()
+    """(attempt, step it resumed from; -1: from nothing) for each attempt of this life."""
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The newest attempt of this run."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def active(self) -> Attempt | None:
+        """The attempt whose ranks may still exist."""
+        newest = self.attempt
+        return newest if newest is not None and newest.ended is None else None
+
+    @property
+    def incident(self) -> Incident | None:
+        """The incident that is still going on."""
+        newest = self.incidents[max(self.incidents)] if self.incidents else None
+        return newest if newest is not None and newest.closed is None else None
+
+    @property
+    def closing(self) -> bool:
+        """No further attempt will start."""
+        if self.stop is not None:
+            return True
+        incident = self.incident
+        return incident is not None and incident.decided is not None and incident.decided.action == "stop"
+
+    def active_nodes(self) -> tuple[str, ...]:
+        assert self.run is not None
+        return self.run.nodes[: len(self.run.nodes) - self.run.standby]
+
+    def placement(self) -> dict[int, str]:
+        """Ranks stay with their node, in the order of the nodes."""
+        assert self.run is not None
+        nproc = self.run.nproc_per_node
+        return {index * nproc + local: node for index, node in enumerate(self.active_nodes()) for local in range(nproc)}
+
+
+def fold(log: Iterable[AnyRecord], state: JobState | None = None) -> JobState:
+    """The state after all of `log`."""
+    state = state or JobState()
+    for record in log:
+        state = apply(state, record)
+    return state
+
+
+def apply(state: JobState, record: AnyRecord) -> JobState:
+    """The state after one more record."""
+    match record:
+        case r.RunStarted():
+            return _run_started(state, record)
+        case r.TermStarted():
+            return replace(state, term=record.term)
+        case r.AttemptStarted():
+            return _attempt_started(state, record)
+        case r.RanksEnded():
+            attempt = _attempt(state, record.attempt)
+            ends = {**attempt.ends, **{end.rank: end for end in record.ends}}
+            return _with_attempt(state, replace(attempt, ends=ends))
+        case r.AttemptEnding():
+            return _with_attempt(state, replace(_attempt(state, record.attempt), ending=record))
+        case r.AttemptEnded():
+            state = _with_attempt(state, replace(_attempt(state, record.attempt), ended=record))
+            return replace(state, best_step=_max(state.best_step, record.step))
+        case r.AttemptResumed():
+            return _attempt_resumed(state, record)
+        case r.Progress():
+            return _with_attempt(state, replace(_attempt(state, record.attempt), progress=record))
+        case r.IncidentOpened():
+            state = replace(state, signals=())
+            return _with_incident(state, Incident(opened=record))
+        case r.IncidentCorrected():
+            incident = state.incidents[record.incident]
+            fields = {name: getattr(record, name) for name in record.__struct_fields__ if name != "time"}
+            return _with_incident(state, replace(incident, opened=replace(incident.opened, **fields)))
+        case r.Decided():
+            return _with_incident(state, replace(state.incidents[record.incident], decided=record))
+        case r.IncidentClosed():
+            return _with_incident(state, replace(state.incidents[record.incident], closed=record))
+        case r.NodeChanged():
+            return replace(state, nodes={**state.nodes, record.node: record})
+        case r.SignalRaised():
+            return replace(state, signals=(*state.signals, record))
+        case r.StopRequested():
+            return replace(state, stop=state.stop or record)
+        case r.Flushed():
+            return replace(state, flushed=record)
+        case r.JobEnded():
+            return replace(state, ended=record)
+
+
+def _run_started(state: JobState, record: r.RunStarted) -> JobState:
+    incidents = {
+        number: incident if incident.closed else replace(incident, closed=_abandoned(incident, record.time))
+        for number, incident in state.incidents.items()
+    }
+    again = replace(
+        state, run=record, attempts=(), incidents=incidents, nodes={}, signals=(), stop=None, flushed=None, ended=None
+    )
+    if record.fresh:
+        return replace(again, first_attempt=state.next_attempt, best_step=None, lineage=())
+    # an attempt that a killed run left open had reached what its last mark says
+    for attempt in state.attempts:
+        if attempt.progress is not None:
+            again = replace(again, best_step=_max(again.best_step, attempt.progress.step))
+    return again
+
+
+def _abandoned(incident: Incident, time: float) -> r.IncidentClosed:
+    return r.IncidentClosed(time=time, incident=incident.number, first_new_step=None, passed_time=None)
+
+
+def _attempt_started(state: JobState, record: r.AttemptStarted) -> JobState:
+    incident = state.incident
+    if incident is not None and incident.decided is not None:
+        state = _with_incident(state, replace(incident, failover_attempt=record.attempt))
+    return replace(
+        state,
+        attempts=(*state.attempts, Attempt(started=record)),
+        next_attempt=record.attempt + 1,
+        lineage=(*state.lineage, (record.attempt, -1 if record.resume is None else record.resume)),
+    )
+
+
+def _attempt_resumed(state: JobState, record: r.AttemptResumed) -> JobState:
+    state = _with_attempt(state, replace(_attempt(state, record.attempt), resumed=record))
+    incident = state.incident
+    if incident is not None and incident.failover_attempt == record.attempt:
+        state = _with_incident(state, replace(incident, resumed_time=record.resumed_time))
+    return state
+
+
+def _attempt(state: JobState, number: int) -> Attempt:
+    return next(attempt for attempt in reversed(state.attempts) if attempt.number == number)
+
+
+def _with_attempt(state: JobState, changed: Attempt) -> JobState:
+    attempts = tuple(changed if attempt.number == changed.number else attempt for attempt in state.attempts)
+    return replace(state, attempts=attempts)
+
+
+def _with_incident(state: JobState, changed: Incident) -> JobState:
+    return replace(state, incidents={**state.incidents, changed.number: changed})
+
+
+def _max(one: int | None, other: int | None) -> int | None:
+    return max((step for step in (one, other) if step is not None), default=None)

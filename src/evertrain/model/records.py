@@ -1,0 +1,206 @@
+"""What is worth remembering of a job? The event log, one frozen record a line.
+
+The controller's whole knowledge is a fold over these records (`decide.state`), so a controller that died is rebuilt by
+reading them again, and any incident can be replayed in a test. A record is written before it is acted on.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from evertrain.model.report import Identity, RankError
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
+    time: float
+    """Wall seconds of the controller when it wrote this."""
+
+
+class RunStarted(Record, frozen=True, kw_only=True):
+    """`evertrain run` was called; a job that is run again goes on in the same log."""
+
+    run_id: str
+    nodes: tuple[str, ...]
+    """Active nodes in rank order, then standbys."""
+    standby: int
+    nproc_per_node: int
+    fresh: bool
+    """Nothing of earlier runs is resumed: asked for, or the job had completed."""
+    start: str
+    command: str
+    mesh: str | None = None
+    max_restarts: int | None = None
+    observe_only: bool = False
+
+
+class TermStarted(Record, frozen=True, kw_only=True):
+    """A controller took over. Messages of older terms are void."""
+
+    term: int
+
+
+class AttemptStarted(Record, frozen=True, kw_only=True):
+    """All nodes had prepared; every rank may go."""
+
+    attempt: int
+    restart_count: int
+    placement: dict[int, str]
+    keepers: dict[str, Identity]
+    master_addr: str
+    master_port: int
+    resume: int | None
+    tiers: dict[int, Literal["memory", "disk"]]
+    reached: int | None
+    """The highest step any rank of any earlier attempt had done."""
+
+
+class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rank of an attempt ended."""
+
+    rank: int
+    node: str
+    pid: int
+    status: int | None
+    """Exit code, or minus the signal; None when the keeper was lost with the rank."""
+    ended_time: float
+    """By the keeper's clock; order among ranks is decided by it."""
+    killed: bool = False
+    """By us: it says nothing about a fault."""
+    follower: bool = False
+    """Ended by a lost connection or a collective's error: a victim, never the cause."""
+    error: RankError | None = None
+
+
+class RanksEnded(Record, frozen=True, kw_only=True):
+    attempt: int
+    ends: tuple[RankEnd, ...]
+
+
+class IncidentOpened(Record, frozen=True, kw_only=True):
+    incident: int
+    attempt: int
+    fault_time: float
+    cause: str
+    category: str
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    confidence: float
+    evidence: tuple[str, ...]
+    step: int | None
+
+
+class IncidentCorrected(Record, frozen=True, kw_only=True):
+    """A record that came late changed the verdict."""
+
+    incident: int
+    fault_time: float
+    cause: str
+    category: str
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    confidence: float
+    evidence: tuple[str, ...]
+
+
+class AttemptEnding(Record, frozen=True, kw_only=True):
+    """Every rank that still runs is to end."""
+
+    attempt: int
+    signal: int
+    because: str
+
+
+class AttemptEnded(Record, frozen=True, kw_only=True):
+    """No rank of the attempt exists any more."""
+
+    attempt: int
+    outcome: Literal["completed", "failed", "stopped"]
+    step: int | None
+    """Highest absolute step of any rank."""
+    relative_step: int
+    progress: bool
+
+
+class Decided(Record, frozen=True, kw_only=True):
+    incident: int
+    action: Literal["restart", "stop"]
+    because: str
+
+
+class AttemptResumed(Record, frozen=True, kw_only=True):
+    """Every rank is back in its training loop with its state restored."""
+
+    attempt: int
+    resumed_time: float
+
+
+class IncidentClosed(Record, frozen=True, kw_only=True):
+    incident: int
+    first_new_step: int | None
+    passed_time: float | None
+    """When the slowest rank had done the first step higher than `reached`; None: another fault or the end came before."""
+
+
+class Progress(Record, frozen=True, kw_only=True):
+    """A mark now and then, so that a controller that takes over knows how far the job had come."""
+
+    attempt: int
+    step: int | None
+    relative_step: int
+    progress_time: float
+    first_progress_time: float
+
+
+class NodeChanged(Record, frozen=True, kw_only=True):
+    node: str
+    state: Literal["joining", "standby", "active", "evicted", "lost", "unusable"]
+    because: str
+
+
+class SignalRaised(Record, frozen=True, kw_only=True):
+    """Somebody saw a sign of trouble on a node."""
+
+    node: str
+    signal: str
+    evidence: str
+
+
+class StopRequested(Record, frozen=True, kw_only=True):
+    signal: int
+    because: str
+
+
+class Flushed(Record, frozen=True, kw_only=True):
+    """The newest common step went from memory to disk on every node; None: there was none, or a node failed."""
+
+    step: int | None
+    problems: tuple[str, ...] = ()
+
+
+class JobEnded(Record, frozen=True, kw_only=True):
+    state: Literal["done", "failed", "stopped"]
+    exit_code: int
+    message: str
+
+
+AnyRecord = (
+    RunStarted
+    | TermStarted
+    | AttemptStarted
+    | RanksEnded
+    | IncidentOpened
+    | IncidentCorrected
+    | AttemptEnding
+    | AttemptEnded
+    | Decided
+    | AttemptResumed
+    | IncidentClosed
+    | Progress
+    | NodeChanged
+    | SignalRaised
+    | StopRequested
+    | Flushed
+    | JobEnded
+)

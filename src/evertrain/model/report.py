@@ -1,0 +1,200 @@
+"""What do agent and controller tell each other?
+
+Both directions are level-triggered. An agent sends a `Report`: everything that *is* on its node. The controller
+answers with a `Desired`: everything that *should be*. Either may be lost or repeated; the next one carries it all
+again, so an agent that was away catches up by itself. Each message names the job and the controller's term; an older
+term is refused (fencing).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """One process for ever: a pid alone is used again by the kernel."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str = ""
+
+
+class RankError(msgspec.Struct, frozen=True, kw_only=True):
+    """The exception that ended a rank, as its launcher or torch's error file recorded it."""
+
+    type: str
+    message: str = ""
+    traceback: str = ""
+    file: str = ""
+    line: int = 0
+    step: int | None = None
+
+    def signature(self) -> str:
+        """What makes two failures the same: the step, the type and the line."""
+        return f"{self.type} at {self.file}:{self.line} in step {self.step}"
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """How and when the keeper saw a rank end."""
+
+    status: int
+    """Exit code, or minus the signal."""
+    time: float
+    core: bool = False
+    error: RankError | None = None
+    stderr_tail: str = ""
+
+
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of one attempt."""
+
+    rank: int
+    pid: int
+    state: Literal["waiting", "running", "ended", "stuck"]
+    killed: bool = False
+    """Ended by our own signal."""
+    exit: Exit | None = None
+
+
+class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt as one keeper knows it."""
+
+    attempt: int
+    phase: Literal["preparing", "prepared", "running", "ended"]
+    ranks: tuple[RankReport, ...] = ()
+    store_port: int | None = None
+    error: str = ""
+
+
+class PageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running rank says of itself, from its telemetry page."""
+
+    rank: int
+    attempt: int
+    pid: int
+    step: int | None = None
+    """Absolute, as the script reports it."""
+    relative_step: int = 0
+    phase: str = ""
+    progress_time: float = 0.0
+    resumed_time: float = 0.0
+    passed_time: float = 0.0
+    passed_step: int | None = None
+    loss: float | None = None
+    step_s: float | None = None
+    collective: str = ""
+    env_changed: bool = False
+
+
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """One complete copy of one rank's checkpoint on this node."""
+
+    rank: int
+    step: int
+    attempt: int
+    tier: Literal["memory", "disk"]
+
+
+class Starter(msgspec.Struct, frozen=True, kw_only=True):
+    """How this node starts ranks, and why not as asked."""
+
+    wanted: str = "zygote"
+    mode: str = "zygote"
+    state: str = "starting"
+    reason: str = ""
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is on one node."""
+
+    node: str
+    address: str = "127.0.0.1"
+    keeper: Identity | None = None
+    """None while the agent cannot reach its keeper."""
+    starter: Starter = Starter()
+    attempts: tuple[AttemptReport, ...] = ()
+    pages: tuple[PageReport, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    copies_after_attempt: int = 0
+    """`copies` were read after every rank of this attempt (and all before it) had ended."""
+    flushed_step: int | None = None
+    problems: tuple[str, ...] = ()
+    """Troubles that the user should read, one line each."""
+    blind: tuple[str, ...] = ()
+    env_changed: bool = False
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    job: str
+    run_id: str
+    term: int
+    """Of the newest controller this agent has obeyed; 0 before the first."""
+    time: float
+    report: NodeReport
+
+
+class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank needs to know when it is let go."""
+
+    rank: int
+    local_rank: int
+    resume_tier: Literal["memory", "disk"] | None = None
+
+
+class Go(msgspec.Struct, frozen=True, kw_only=True):
+    """The second phase of a start: the same for all ranks but for their numbers."""
+
+    master_addr: str
+    master_port: int
+    world_size: int
+    group_rank: int
+    group_world_size: int
+    local_world_size: int
+    restart_count: int
+    max_restarts: int
+    role: str
+    signals_to_handle: str
+    mesh: str | None
+    resume: int | None
+    reached: int | None
+    faults: tuple[str, ...]
+    fired_dir: str
+    ranks: tuple[RankOrder, ...]
+
+
+class DesiredAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """What should be with one attempt on one node. Attempts that are not listed should not exist."""
+
+    attempt: int
+    phase: Literal["prepare", "go", "end"]
+    ranks: tuple[int, ...]
+    store: bool = False
+    store_port: int | None = None
+    """A port the user fixed; None: any."""
+    go: Go | None = None
+    signal: int = 9
+
+
+class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
+    job: str
+    term: int
+    attempts: tuple[DesiredAttempt, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """The ranks placed on this node, whose checkpoints it keeps."""
+    last_attempt: int = 0
+    """The newest attempt that was ever let go; 0: none yet."""
+    first_attempt: int = 1
+    """Checkpoints of earlier attempts belong to an earlier life of the job and are dropped."""
+    flush_step: int | None = None
+    shutdown: bool = False
+    discard_checkpoints: bool = False
+    read_pages_s: float = 0.1
+    heartbeat_s: float = 1.0
+    eager: bool = False
+    """Report every change of a page at once: something waits for a step."""
+
+
+ToController = Report
+ToAgent = Desired

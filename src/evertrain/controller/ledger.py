@@ -26,15 +26,13 @@ class Seconds(msgspec.Struct, frozen=True):
 
 
 def seconds(incident: Incident) -> Seconds:
-    """Fault to news of it, to the decision, to all ranks back in their loop, to the first new step."""
-    seen = incident.opened.time
-    decided = incident.decided.time if incident.decided is not None else None
-    resumed = incident.resumed_time
+    """Fault to news of it, to the verdict, to all ranks back in their loop, to the first new step."""
+    seen, located, resumed = incident.opened.time, incident.located_time, incident.resumed_time
     passed = incident.closed.passed_time if incident.closed is not None else None
     return Seconds(
         detect=_length(incident.opened.fault_time, seen),
-        locate=_length(seen, decided),
-        failover=_length(decided, resumed),
+        locate=_length(seen, located),
+        failover=_length(located, resumed),
         recompute=_length(resumed, passed),
     )
 

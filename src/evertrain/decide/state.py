@@ -43,6 +43,9 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """From the first signal to the step that training had reached before."""
 
     opened: r.IncidentOpened
+    """As corrected by records that came late."""
+    located_time: float
+    """When the verdict that holds was reached."""
     decided: r.Decided | None = None
     failover_attempt: int | None = None
     resumed_time: float | None = None
@@ -144,11 +147,12 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return _with_attempt(state, replace(_attempt(state, record.attempt), progress=record))
         case r.IncidentOpened():
             state = replace(state, signals=())
-            return _with_incident(state, Incident(opened=record))
+            return _with_incident(state, Incident(opened=record, located_time=record.time))
         case r.IncidentCorrected():
             incident = state.incidents[record.incident]
             fields = {name: getattr(record, name) for name in record.__struct_fields__ if name != "time"}
-            return _with_incident(state, replace(incident, opened=replace(incident.opened, **fields)))
+            opened = replace(incident.opened, **fields)
+            return _with_incident(state, replace(incident, opened=opened, located_time=record.time))
         case r.Decided():
             return _with_incident(state, replace(state.incidents[record.incident], decided=record))
         case r.IncidentClosed():

@@ -1,0 +1,78 @@
+"""The event log: durable, ordered, and no reason to stop when it cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+from evertrain.controller.store import EventStore, read_log
+from evertrain.decide.state import fold
+from evertrain.model.records import NodeChanged, RunStarted, TermStarted
+from evertrain.model.report import Identity
+
+
+def node(name: str) -> NodeChanged:
+    return NodeChanged(time=1.0, node=name, state="active", because="its agent reports")
+
+
+async def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
+    store = EventStore(tmp_path / "events.db")
+    records = [TermStarted(time=0.0, term=1), *[node(f"node-{index}") for index in range(50)]]
+    for record in records:
+        await store.append([record])
+    assert read_log(tmp_path / "events.db") == records
+    store.close()
+
+
+def test_no_database_is_an_empty_log(tmp_path: Path) -> None:
+    assert read_log(tmp_path / "none.db") == []
+
+
+def test_records_survive_kill_9_of_the_writer(tmp_path: Path) -> None:
+    script = f"""
+import asyncio, os
+from pathlib import Path
+from evertrain.controller.store import EventStore
+from evertrain.model.records import TermStarted
+async def main():
+    store = EventStore(Path({str(tmp_path / "events.db")!r}))
+    for term in range(20):
+        await store.append([TermStarted(time=0.0, term=term)])
+    os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == -9
+    assert [record.term for record in read_log(tmp_path / "events.db")] == list(range(20))  # type: ignore[union-attr]
+
+
+async def test_an_unwritable_store_is_said_and_made_good_later(tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = tmp_path / "gone"
+    store = EventStore(folder / "events.db", on_trouble=said.append)
+    await asyncio.wait_for(store.append([node("node-0")]), 10)
+    await asyncio.wait_for(store.append([node("node-1")]), 10)
+    assert said and "going on in memory" in said[0]
+    folder.mkdir()
+    await asyncio.wait_for(store.append([node("node-2")]), 10)
+    store.close()
+    assert read_log(folder / "events.db") == [node("node-0"), node("node-1"), node("node-2")]
+
+
+async def test_a_log_of_another_life_is_the_same_state(tmp_path: Path) -> None:
+    store = EventStore(tmp_path / "events.db")
+    run = RunStarted(
+        time=0.0,
+        run_id="a",
+        nodes=("node-0",),
+        standby=0,
+        nproc_per_node=2,
+        fresh=False,
+        start="zygote",
+        command="t.py",
+    )
+    await store.append([run, TermStarted(time=0.0, term=1)])
+    store.close()
+    assert fold(read_log(tmp_path / "events.db")).placement() == {0: "node-0", 1: "node-0"}
+    assert Identity(1, 2) == Identity(1, 2, "")

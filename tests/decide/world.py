@@ -1,0 +1,266 @@
+"""A cluster without processes: nodes that do what they are ordered to, and break when a test says so.
+
+It stands in for agents and keepers in tests of the pure core: `World.turn()` is one round of reports, decisions and
+orders, in virtual time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from evertrain.decide.conduct import decide
+from evertrain.decide.desired import desired
+from evertrain.decide.picture import NodePicture, Picture
+from evertrain.decide.state import JobState, apply
+from evertrain.model.config import Config
+from evertrain.model.records import AnyRecord, RunStarted, StopRequested, TermStarted
+from evertrain.model.report import (
+    AttemptReport,
+    Copy,
+    Desired,
+    Exit,
+    Identity,
+    NodeReport,
+    PageReport,
+    RankError,
+    RankReport,
+    Starter,
+)
+from evertrain.model.spec import Command, ControllerSpec
+
+LOST = Exit(
+    status=1,
+    time=0.0,
+    error=RankError(
+        type="RuntimeError",
+        message="[gloo/transport/tcp/pair.cc] Connection closed by peer",
+        traceback='File "torch/distributed/distributed_c10d.py", line 1',
+    ),
+)
+
+
+@dataclass
+class Process:
+    rank: int
+    pid: int
+    state: str = "waiting"
+    killed: bool = False
+    exit: Exit | None = None
+    step: int = -1
+    resumed: float = 0.0
+    passed: float = 0.0
+    progress: float = 0.0
+
+
+@dataclass
+class Held:
+    """One attempt on one node."""
+
+    processes: dict[int, Process]
+    started: bool = False
+    resume: int | None = None
+    reached: int | None = None
+
+    @property
+    def phase(self) -> str:
+        if all(process.state == "ended" for process in self.processes.values()):
+            return "ended"
+        return "running" if self.started else "prepared"
+
+
+@dataclass
+class Node:
+    name: str
+    keeper: Identity
+    attempts: dict[int, Held] = field(default_factory=dict)
+    memory: list[Copy] = field(default_factory=list)
+    disk: list[Copy] = field(default_factory=list)
+    connected: bool = True
+    away: bool = False
+    """The keeper is gone and has not come back yet."""
+    flushed: int | None = None
+    last_attempt: int = 0
+    order: Desired | None = None
+
+
+class World:
+    """A job on `nodes` nodes of `nproc` ranks."""
+
+    def __init__(self, nodes: int = 2, nproc: int = 2, *, config: Config | None = None, **run: object) -> None:
+        self.now = 1000.0
+        self.config = config or Config()
+        self.pids = iter(range(100, 10**9))
+        names = tuple(f"node-{index}" for index in range(nodes))
+        self.nodes = {name: Node(name, Identity(next(self.pids), 1)) for name in names}
+        self.spec = ControllerSpec(
+            job="job", run_id="job-1", run_dir="/run", log_root="/run/logs", database="", token_file="", listen_fd=0,
+            url="", nodes=names, nproc_per_node=nproc, command=Command(kind="script", target="t.py"),
+        )  # fmt: skip
+        self.log: list[AnyRecord] = []
+        self.state = JobState()
+        started = {
+            "run_id": "job-1", "nodes": names, "standby": 0, "nproc_per_node": nproc, "fresh": False,
+            "start": "zygote", "command": "t.py", **run,
+        }  # fmt: skip
+        self.write(RunStarted(time=self.now, **started))  # type: ignore[arg-type]
+        self.write(TermStarted(time=self.now, term=1))
+
+    # -- what a test does ----------------------------------------------------------------------------------------------
+
+    def fail(self, rank: int, status: int = -9, *, error: RankError | None = None, later: float = 0.0) -> None:
+        """The running process of `rank` ends; the others lose their connection 5 ms after it."""
+        self.end(rank, Exit(status=status, time=self.now + later, error=error))
+        for other in self.running():
+            if other != rank:
+                self.end(other, Exit(status=1, time=self.now + later + 0.005, error=LOST.error))
+
+    def end(self, rank: int, exit: Exit) -> None:
+        process = self.process(rank)
+        if process is not None and process.state == "running":
+            process.state, process.exit = "ended", exit
+
+    def lose_keeper(self, name: str) -> None:
+        """Keeper and ranks of a node at once."""
+        node = self.nodes[name]
+        node.attempts.clear()
+        node.away = True
+
+    def bring_back(self, name: str) -> None:
+        node = self.nodes[name]
+        if node.away:
+            node.away = False
+            node.keeper = Identity(next(self.pids), 1)
+
+    def train(self, steps: int = 1) -> None:
+        """Every running rank does some steps and saves each."""
+        for _ in range(steps):
+            self.now += 0.1
+            for node in self.nodes.values():
+                for number, held in node.attempts.items():
+                    for process in held.processes.values():
+                        if process.state == "running":
+                            self._step(node, number, held, process)
+
+    def stop(self, signal: int = 15) -> None:
+        self.write(StopRequested(time=self.now, signal=signal, because="asked to"))
+
+    def take_over(self) -> None:
+        """The controller dies; another one reads the log and hears nothing yet."""
+        again = JobState()
+        for record in self.log:
+            again = apply(again, record)
+        assert again == self.state
+        self.write(TermStarted(time=self.now, term=self.state.term + 1))
+
+    # -- the machinery -------------------------------------------------------------------------------------------------
+
+    def turn(self, seconds: float = 0.05) -> None:
+        """Reports up, decisions, orders down, orders done."""
+        self.now += seconds
+        for _ in range(200):
+            records = decide(self.state, self.picture(), self.config, self.now)
+            if not records:
+                break
+            for record in records:
+                self.write(record)
+        else:
+            raise AssertionError("the rules never come to rest")
+        for node in self.nodes.values():
+            if node.connected:
+                node.order = desired(self.state, self.picture(), self.spec, self.config, node.name)
+            if node.order is not None and not node.away:
+                self._perform(node, node.order)
+
+    def turns(self, count: int = 8, seconds: float = 0.05) -> None:
+        for _ in range(count):
+            self.turn(seconds)
+
+    def write(self, record: AnyRecord) -> None:
+        self.log.append(record)
+        self.state = apply(self.state, record)
+
+    def picture(self) -> Picture:
+        return Picture({name: NodePicture(self.report(node), node.connected, 0.0) for name, node in self.nodes.items()})
+
+    def report(self, node: Node) -> NodeReport:
+        settled = not any(held.phase == "running" for held in node.attempts.values())
+        return NodeReport(
+            node=node.name,
+            keeper=None if node.away else node.keeper,
+            starter=Starter(state="ready"),
+            attempts=() if node.away else tuple(self._attempt(number, held) for number, held in node.attempts.items()),
+            pages=tuple(
+                self._page(number, process)
+                for number, held in node.attempts.items()
+                if held.started
+                for process in held.processes.values()
+            ),
+            copies=(*node.memory, *node.disk) if settled else (),
+            copies_after_attempt=node.last_attempt if settled else 0,
+            flushed_step=node.flushed,
+        )
+
+    def running(self) -> dict[int, int]:
+        """Attempt of each running rank."""
+        return {
+            rank: number
+            for node in self.nodes.values()
+            for number, held in node.attempts.items()
+            for rank, process in held.processes.items()
+            if process.state == "running"
+        }
+
+    def process(self, rank: int) -> Process | None:
+        active = self.state.active
+        if active is None:
+            return None
+        held = self.nodes[active.started.placement[rank]].attempts.get(active.number)
+        return held.processes.get(rank) if held is not None else None
+
+    def _attempt(self, number: int, held: Held) -> AttemptReport:
+        ranks = tuple(
+            RankReport(rank=p.rank, pid=p.pid, state=p.state, killed=p.killed, exit=p.exit)  # type: ignore[arg-type]
+            for p in held.processes.values()
+        )
+        return AttemptReport(attempt=number, phase=held.phase, ranks=ranks, store_port=29000 + number)  # type: ignore[arg-type]
+
+    def _page(self, number: int, process: Process) -> PageReport:
+        return PageReport(
+            rank=process.rank, attempt=number, pid=process.pid, step=process.step if process.step >= 0 else None,
+            progress_time=process.progress, resumed_time=process.resumed, passed_time=process.passed,
+            passed_step=process.step if process.passed else None,
+        )  # fmt: skip
+
+    def _step(self, node: Node, number: int, held: Held, process: Process) -> None:
+        process.step += 1
+        process.progress = self.now
+        if not process.passed and process.step > (-1 if held.reached is None else held.reached):
+            process.passed = self.now
+        kept = [copy for copy in node.memory if copy.rank != process.rank or copy.step > process.step - 3]
+        kept = [copy for copy in kept if (copy.rank, copy.step) != (process.rank, process.step)]
+        node.memory = [*kept, Copy(rank=process.rank, step=process.step, attempt=number, tier="memory")]
+
+    def _perform(self, node: Node, order: Desired) -> None:
+        wanted = {attempt.attempt: attempt for attempt in order.attempts}
+        for number in [number for number in node.attempts if number not in wanted]:
+            del node.attempts[number]
+        node.last_attempt = order.last_attempt
+        for number, attempt in wanted.items():
+            held = node.attempts.get(number)
+            if attempt.phase == "prepare" and held is None:
+                node.attempts[number] = Held({rank: Process(rank, next(self.pids)) for rank in attempt.ranks})
+            elif attempt.phase == "go" and held is not None and not held.started:
+                assert attempt.go is not None
+                held.started, held.resume, held.reached = True, attempt.go.resume, attempt.go.reached
+                for process in held.processes.values():
+                    process.state, process.resumed = "running", self.now
+                    process.step = -1 if attempt.go.resume is None else attempt.go.resume
+            elif attempt.phase == "end" and held is not None:
+                for process in held.processes.values():
+                    if process.state != "ended":
+                        process.state, process.killed = "ended", True
+                        process.exit = Exit(status=-attempt.signal, time=self.now)
+        if order.flush_step is not None:
+            fresh = [copy for copy in node.memory if copy.step == order.flush_step]
+            node.disk = [Copy(rank=c.rank, step=c.step, attempt=c.attempt, tier="disk") for c in fresh]
+            node.flushed = order.flush_step

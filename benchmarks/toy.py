@@ -2,8 +2,8 @@
 
 Four layers in DDP over gloo. A step sleeps for 50 ms, as long as a small accelerator might compute, and then runs
 forward, backward and AdamW on the CPU. With TOY_SAVE=evertrain it saves every step to the Checkpointer; with
-TOY_SAVE=disk rank 0 saves to a file every 5 steps, as scripts without help do. TOY_KILL=RANK:STEP ends that rank by
-SIGKILL 20 ms into that step, once.
+TOY_SAVE=disk rank 0 saves to a file every 5 steps, as scripts without help do; with TOY_SAVE=none nothing is saved, and
+every step is reported. TOY_KILL=RANK:STEP ends that rank by SIGKILL 20 ms into that step, once.
 
 Each rank appends JSON lines to the file TOY_LOG: what happened, to which rank, at what time (unix seconds).
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,21 @@ def first_time() -> bool:
     return True
 
 
+class Reports:
+    """Saves nothing: every step is reported to Evertrain, which does nothing under another launcher."""
+
+    def __init__(self) -> None:
+        import evertrain
+
+        self.report = evertrain.report
+
+    def load(self) -> int | None:
+        return None
+
+    def save(self, step: int) -> None:
+        self.report(step=step, loss=0.5, tokens=32)
+
+
 class DiskSaves:
     """Whole state in one file, written by rank 0 every few steps."""
 
@@ -74,6 +90,13 @@ class DiskSaves:
             whole = {"step": step, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
             torch.save(whole, self.file.with_suffix(".new"))
             self.file.with_suffix(".new").replace(self.file)
+
+
+def collectives_seen() -> int:
+    """How many collectives Evertrain's hook has counted in this process; 0 where there is no hook."""
+    session = sys.modules.get("evertrain.worker.session")
+    current = session.current if session else None
+    return current.page.collective_seq if current else 0
 
 
 def batch(step: int) -> torch.Tensor:
@@ -97,7 +120,7 @@ def main() -> None:
         done = saves.load() or 0
         evertrain.settle(model, batch(0))
     else:
-        saves = DiskSaves(net, optimizer)
+        saves = DiskSaves(net, optimizer) if SAVE == "disk" else Reports()
         done = saves.load() or 0
 
     tell("ready", step=done)
@@ -109,7 +132,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         saves.save(step)
-        tell("step", step=step, loss=loss.item())
+        tell("step", step=step, loss=loss.item(), collectives=collectives_seen())
 
     dist.barrier()
     tell("done")

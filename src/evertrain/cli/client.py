@@ -1,0 +1,54 @@
+"""How does a command talk to the controller? Plain HTTP on one kept connection, with the bearer token."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class Unreachable(Exception):
+    """Nobody answers, or not in a way that makes sense. Says nothing about the job: training goes on without us."""
+
+
+class Client:
+    """Not for several threads at once."""
+
+    def __init__(self, url: str, token: str, timeout_s: float = 2.0) -> None:
+        address = urlsplit(url)
+        self._connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    def get(self, path: str) -> Any:
+        return self._ask("GET", path, None)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return self._ask("POST", path, json.dumps(body).encode())
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> Any:
+        headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
+        try:
+            self._connection.request(method, path, body, headers)
+            answer = self._connection.getresponse()
+            content = answer.read()
+            if answer.status >= 300:
+                raise Unreachable(f"{method} {path}: {answer.status} {content[:200].decode(errors='replace')}")
+            return json.loads(content)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._connection.close()
+            raise Unreachable(f"{method} {path}: {error}") from error
+
+
+def of_run_dir(run_dir: Path, timeout_s: float = 2.0) -> Client:
+    """The client for whoever serves the job of this folder now."""
+    try:
+        url = json.loads((run_dir / "controller.json").read_bytes())["url"]
+        token = (run_dir / "token").read_text().strip()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Unreachable(f"{run_dir}: {error}") from error
+    return Client(url, token, timeout_s)

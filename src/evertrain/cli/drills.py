@@ -1,0 +1,52 @@
+"""Which faults happen to whole local nodes? Those that no rank can bring about itself: `run` does them from outside.
+
+    wipe        keeper, agent and ranks killed, shared memory and disk of the node gone; it comes back empty
+    node-loss   keeper, agent and ranks killed at once
+    gpu-lost    an XID-like report about the node's GPU reaches the controller
+
+Each is done once per job run, when the job's step has come far enough.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evertrain.cli.plan import node_name
+from evertrain.worker import faults
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A fault of a node that has not happened yet."""
+
+    index: int
+    """Its place among all `--inject` arguments, which names its file in the folder of fired faults."""
+    text: str
+    kind: str
+    node: str
+    at: int
+
+    def due(self, step: int | None) -> bool:
+        return step is not None and step >= self.at
+
+
+def waiting(texts: Sequence[str]) -> list[Drill]:
+    parsed = [(index, faults.parse(text)) for index, text in enumerate(texts)]
+    return [
+        Drill(index, fault.text, fault.kind, node_name(fault.node or ""), fault.at if fault.at is not None else 1)
+        for index, fault in parsed
+        if fault.on_node
+    ]
+
+
+def first_time(drill: Drill, fired: Path) -> bool:
+    """Claim the drill for this run; False where it has been done."""
+    fired.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        os.close(os.open(fired / str(drill.index), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,149 @@
+"""With what is each process of the job started? Specs, command lines and environments."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from evertrain.cli.children import Role
+from evertrain.cli.places import Places
+from evertrain.cli.plan import Plan
+from evertrain.model.errors import TroubleError
+from evertrain.model.spec import AgentSpec, ControllerSpec, KeeperSpec
+
+LOOPBACK = "127.0.0.1"
+ORPHAN_LIMIT_S = 600.0
+KEEPER = Path(__file__).parents[1] / "keeper" / "main.py"
+# -P: the folder of the user's script must not shadow the standard library of our own processes
+OWN_PYTHON = (sys.executable, "-P", "-m")
+
+
+def listen(port: int) -> socket.socket:
+    """The controller's socket. It belongs to `run`, so that the port stays when the controller is started again."""
+    try:
+        return socket.create_server((LOOPBACK, port), backlog=512)
+    except OSError as error:
+        raise TroubleError(
+            f"port {port} is taken ({error.strerror}); --rdzv-endpoint names another, --standalone takes a free one"
+        ) from error
+
+
+def check_master_port(port: int | None) -> None:
+    """Refuse a port that is taken before anything is started; the ranks would find out one by one."""
+    if not port:
+        return
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise TroubleError(
+            f"port {port} is taken ({error.strerror}); --master-port names another, without it a free one is used"
+        ) from error
+
+
+def keeper(plan: Plan, here: Places, node: str, environ: Mapping[str, str], owner: int | None) -> Role:
+    spec = KeeperSpec(
+        job=here.job,
+        run_id=here.run_id,
+        node=node,
+        node_dir=str(here.node_dir(node)),
+        log_dir=str(here.run_dir / "logs"),
+        start=plan.start,
+        python=plan.python,
+        command=plan.command,
+        preload=plan.preload,
+        local_world_size=plan.nproc,
+        owner_fd=owner,
+        grace_s=plan.config.grace_s,
+        orphan_limit_s=ORPHAN_LIMIT_S,
+    )
+    file = here.node_dir(node) / "keeper.json"
+    return Role(
+        name=f"keeper-{node}",
+        argv=(sys.executable, "-I", str(KEEPER), str(file)),
+        spec=file,
+        content=msgspec.json.encode(spec),
+        log=here.log(f"keeper-{node}"),
+        environ=environ,
+        descriptors=_passed(owner),
+        stdin=True,
+    )
+
+
+def controller(
+    plan: Plan, here: Places, listener: socket.socket, environ: Mapping[str, str], owner: int | None
+) -> Role:
+    spec = ControllerSpec(
+        job=here.job,
+        run_id=here.run_id,
+        run_dir=str(here.run_dir),
+        log_root=str(here.log_root),
+        database=str(here.database),
+        token_file=str(here.token),
+        listen_fd=listener.fileno(),
+        url=url_of(listener),
+        nodes=plan.nodes.names,
+        standby=plan.nodes.standby,
+        nproc_per_node=plan.nproc,
+        command=plan.command,
+        start=plan.start,
+        mesh=plan.mesh,
+        max_restarts=plan.max_restarts,
+        observe_only=plan.observe_only,
+        fresh=plan.fresh,
+        role=plan.role,
+        signals_to_handle=plan.signals_to_handle,
+        master_addr=plan.master_addr,
+        master_port=plan.master_port,
+        faults=plan.faults,
+        owner_fd=owner,
+        config=plan.config,
+    )
+    file = here.run_folder / "controller.json"
+    return Role(
+        name="controller",
+        argv=(*OWN_PYTHON, "evertrain.controller", str(file)),
+        spec=file,
+        content=msgspec.json.encode(spec),
+        log=here.log("controller"),
+        environ=environ,
+        descriptors=(listener.fileno(), *_passed(owner)),
+    )
+
+
+def agent(plan: Plan, here: Places, node: str, url: str, environ: Mapping[str, str], owner: int | None) -> Role:
+    spec = AgentSpec(
+        job=here.job,
+        run_id=here.run_id,
+        node=node,
+        node_dir=str(here.node_dir(node)),
+        disk_dir=str(here.disk_dir(node)),
+        log_root=str(here.log_root),
+        controller_url=url,
+        token_file=str(here.token),
+        address=LOOPBACK,
+        owner_fd=owner,
+        grace_s=plan.config.grace_s,
+    )
+    file = here.node_dir(node) / "agent.json"
+    return Role(
+        name=f"agent-{node}",
+        argv=(*OWN_PYTHON, "evertrain.agent", str(file)),
+        spec=file,
+        content=msgspec.json.encode(spec),
+        log=here.log(f"agent-{node}"),
+        environ=environ,
+        descriptors=_passed(owner),
+    )
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{host}:{port}"
+
+
+def _passed(owner: int | None) -> tuple[int, ...]:
+    return () if owner is None else (owner,)

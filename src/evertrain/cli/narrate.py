@@ -1,0 +1,89 @@
+"""Which lines does the user read while the job runs? One per event: what failed, what was done, when training was back.
+
+Pure: two looks at the job in, lines out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evertrain.cli.poll import Seen
+
+Json = dict[str, Any]
+
+
+def lines(before: Seen | None, now: Seen) -> list[str]:
+    """What is worth saying about the change between two looks."""
+    was = before.status if before is not None else {}
+    status = now.status
+    said: list[str] = []
+    said += _attempt(was, status)
+    said += _start_mode(was, status)
+    said += _incidents(before, now)
+    said += _nodes(was, status)
+    if status.get("message") and status["message"] != was.get("message") and status["state"] not in FINAL:
+        said.append(status["message"])
+    return said
+
+
+FINAL = ("done", "failed", "stopped")
+
+
+def _attempt(was: Json, status: Json) -> list[str]:
+    if status["attempt"] == was.get("attempt", 0):
+        return []
+    resume = status.get("resume")
+    where = f", resumed from step {resume}" if resume is not None else ""
+    return [f"attempt {status['attempt']} runs{where}"]
+
+
+def _start_mode(was: Json, status: Json) -> list[str]:
+    start, before = status.get("start") or {}, was.get("start") or {}
+    if not start or start == before or start.get("mode") == start.get("wanted") or not start.get("reason"):
+        return []
+    return [f"ranks are started by {start['mode']} instead of {start['wanted']}: {start['reason']}"]
+
+
+def _incidents(before: Seen | None, now: Seen) -> list[str]:
+    known = {incident["id"]: incident for incident in before.incidents} if before is not None else {}
+    said = []
+    for incident in now.incidents:
+        earlier = known.get(incident["id"])
+        if earlier is None or earlier["cause"] != incident["cause"]:
+            said.append(opened(incident))
+        if incident["first_new_step"] is not None and (earlier is None or earlier["first_new_step"] is None):
+            said.append(closed(incident))
+    return said
+
+
+def opened(incident: Json) -> str:
+    step = f" in step {incident['step']}" if incident["step"] is not None else ""
+    action = f"; {incident['action'].replace('_', ' ')}" if incident["action"] != "none" else ""
+    return f"incident {incident['id']}: {where(incident)}: {incident['cause']}{step}{action}"
+
+
+def closed(incident: Json) -> str:
+    lost_s = [value for value in incident["seconds"].values() if value is not None]
+    return f"incident {incident['id']} is over: step {incident['first_new_step']} after {sum(lost_s):.2f} s"
+
+
+def where(incident: Json) -> str:
+    """`rank 2 on node-0`, `ranks 0, 1 on node-0, node-1`."""
+    ranks, nodes = incident["ranks"], incident["nodes"]
+    named = f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}" if ranks else ""
+    on = _listed(nodes)
+    return " on ".join(part for part in (named, on) if part) or "the job"
+
+
+def _listed(names: list[Any]) -> str:
+    shown = ", ".join(str(name) for name in names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+
+
+def _nodes(was: Json, status: Json) -> list[str]:
+    before = {node["id"]: node["state"] for node in was.get("nodes", ())}
+    return [
+        f"{node['id']} is {node['state']}"
+        for node in status["nodes"]
+        if node["state"] in ("lost", "unusable", "evicted") and before.get(node["id"]) != node["state"]
+    ]

@@ -1,0 +1,221 @@
+"""What exactly is to be run? The flags, checked as a whole: whatever cannot be right is refused here, in one line.
+
+Nothing has been started or written when this is done.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from evertrain.cli import console, identity, mesh, sizes
+from evertrain.cli.flags import WITHOUT_EFFECT, was_given
+from evertrain.model.config import Config
+from evertrain.model.errors import UsageError
+from evertrain.model.spec import Command, StartMode
+from evertrain.worker import faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    job: str
+    command: Command
+    nodes: sizes.Nodes
+    nproc: int
+    """Ranks of each node."""
+    start: StartMode
+    python: str
+    preload: tuple[str, ...]
+    mesh: str | None
+    max_restarts: int | None
+    faults: tuple[str, ...]
+    role: str
+    signals_to_handle: str
+    """Names of the signals that stop the job, as given."""
+    master_addr: str | None
+    master_port: int | None
+    listen_port: int
+    """Of the controller; 0: any."""
+    root: Path
+    """Where job folders lie."""
+    log_dir: Path | None
+    console: console.Console
+    observe_only: bool
+    fresh: bool
+    detach: bool
+    config: Config
+    notes: tuple[str, ...]
+    """Lines for the user: flags that were given and have no effect."""
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes.active * self.nproc
+
+    @property
+    def stop_signals(self) -> frozenset[signal.Signals]:
+        named = (name.strip() for name in self.signals_to_handle.split(","))
+        return frozenset({signal.SIGINT, signal.SIGTERM, *(signal.Signals[name] for name in named if name)})
+
+
+def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
+    _refuse_what_cannot_be(args)
+    config = _config(args)
+    command = _command(args)
+    python = interpreter(args.python, environ)
+    nodes = sizes.nodes(args)
+    nproc = sizes.ranks_per_node(args.nproc_per_node, python, environ)
+    world_size = nodes.active * nproc
+    master_addr, master_port, listen_port = _addresses(args)
+    return Plan(
+        job=identity.checked(args.rdzv_id) if args.rdzv_id is not None else identity.default(command),
+        command=command,
+        nodes=nodes,
+        nproc=nproc,
+        start="spawn" if command.kind == "program" else args.start,
+        python=python,
+        preload=tuple(name.strip() for name in args.preload.split(",") if name.strip()),
+        mesh=mesh.check(args.mesh, world_size) if args.mesh is not None else None,
+        max_restarts=args.max_restarts,
+        faults=_faults(args.inject, world_size, nodes),
+        role=args.role,
+        signals_to_handle=_checked_signals(args.signals_to_handle),
+        master_addr=master_addr,
+        master_port=master_port,
+        listen_port=listen_port,
+        root=Path(args.run_dir or environ.get("EVERTRAIN_RUN_DIR") or ".evertrain").absolute(),
+        log_dir=Path(args.log_dir).absolute() if args.log_dir and args.log_dir != os.devnull else None,
+        console=console.from_flags(args, environ),
+        observe_only=args.observe_only,
+        fresh=args.fresh,
+        detach=args.detach,
+        config=config,
+        notes=_notes(args),
+    )
+
+
+def interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
+    """The Python of the ranks: the one asked for, else the active environment's, else our own."""
+    if asked is not None:
+        found = shutil.which(asked)
+        if found is None:
+            raise UsageError(f"--python {asked}: no such interpreter")
+        return os.path.abspath(found)
+    if chosen := environ.get("PYTHON_EXEC"):
+        if (found := shutil.which(chosen)) is None:
+            raise UsageError(f"PYTHON_EXEC={chosen}: no such interpreter")
+        return os.path.abspath(found)
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        candidate = os.path.join(environ.get(variable, ""), "bin", "python")
+        if environ.get(variable) and os.access(candidate, os.X_OK):
+            return candidate
+    return sys.executable
+
+
+def _refuse_what_cannot_be(args: Namespace) -> None:
+    if args.max_restarts is not None and args.max_restarts < 0:
+        raise UsageError(f"--max-restarts {args.max_restarts}: 0 or more; leave it out for no limit")
+    if args.no_python and args.module:
+        raise UsageError("--no-python and --module exclude each other")
+    if args.run_path and not os.path.isabs(args.training_script):
+        raise UsageError(f"--run-path {args.training_script}: an absolute path is needed")
+    # accepted in silence these would change which device a rank uses
+    if args.virtual_local_rank:
+        raise UsageError("--virtual-local-rank is not supported by this version; use LOCAL_RANK to choose the device")
+    if args.numa_binding is not None:
+        raise UsageError("--numa-binding is not supported by this version; `numactl` before the command binds all")
+
+
+def _config(args: Namespace) -> Config:
+    from evertrain.cli import config
+
+    loaded = config.load(Path(args.config)) if args.config is not None else Config()
+    grace = args.grace if args.grace is not None else args.shutdown_timeout
+    if grace is None:
+        return loaded
+    if not 0 <= grace < float("inf"):
+        raise UsageError(f"--grace {grace:g}: seconds, 0 or more")
+    return msgspec.structs.replace(loaded, grace_s=float(grace))
+
+
+def _command(args: Namespace) -> Command:
+    target, arguments = args.training_script, tuple(args.training_script_args)
+    if args.module:
+        return Command(kind="module", target=target, args=arguments)
+    if args.no_python and not args.run_path:
+        if shutil.which(target) is None:
+            raise UsageError(f"no such program: {target}")
+        return Command(kind="program", target=target, args=arguments)
+    if not os.path.exists(target):
+        raise UsageError(f"no such script: {target}")
+    if os.path.isdir(target) and not os.path.exists(os.path.join(target, "__main__.py")):
+        raise UsageError(f"{target} is a folder without __main__.py, not a script")
+    return Command(kind="script", target=target, args=arguments)
+
+
+def _addresses(args: Namespace) -> tuple[str | None, int | None, int]:
+    """MASTER_ADDR and MASTER_PORT where the user fixed them, and the controller's port."""
+    if args.standalone:
+        return None, None, 0
+    host, port = _endpoint(args.rdzv_endpoint)
+    if args.rdzv_backend != "static":
+        return None, None, port
+    master_addr = args.master_addr if was_given(args, "master_addr") else None
+    master_port = _port("--master-port", args.master_port) if args.master_port is not None else None
+    # torchrun: with the static backend the endpoint is the master's address
+    return host or master_addr, port or master_port, 0
+
+
+def _endpoint(text: str) -> tuple[str | None, int]:
+    if not text:
+        return None, 0
+    host, _, port = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
+    return host.strip("[]"), _port("--rdzv-endpoint", port) if port else 0
+
+
+def _port(flag: str, value: int | str) -> int:
+    if not str(value).isdigit() or not 0 <= int(value) < 65536:
+        raise UsageError(f"{flag}: {value!r} is not a port")
+    return int(value)
+
+
+def _checked_signals(text: str) -> str:
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name not in signal.Signals.__members__:
+            raise UsageError(f"--signals-to-handle: there is no signal {name!r}")
+        if name in ("SIGKILL", "SIGSTOP"):
+            raise UsageError(f"--signals-to-handle: {name} cannot be handled")
+    return text
+
+
+def _faults(texts: list[str], world_size: int, nodes: sizes.Nodes) -> tuple[str, ...]:
+    for text in texts:
+        try:
+            fault = faults.parse(text)
+        except ValueError as error:
+            raise UsageError(f"--inject: {error}") from error
+        if not fault.on_node and fault.rank >= world_size:
+            raise UsageError(f"--inject {text}: ranks are numbered 0 to {world_size - 1}")
+        if fault.on_node and node_name(fault.node or "") not in nodes.names:
+            raise UsageError(f"--inject {text}: nodes are {', '.join(nodes.names)}")
+    return tuple(texts)
+
+
+def node_name(text: str) -> str:
+    """`1` and `node-1` are the same node."""
+    return f"node-{text}" if text.isdigit() else text
+
+
+def _notes(args: Namespace) -> tuple[str, ...]:
+    return tuple(
+        f"--{name.replace('_', '-')} has no effect ({why})"
+        for name, why in WITHOUT_EFFECT.items()
+        if was_given(args, name) and not (name == "rdzv_backend" and args.rdzv_backend in ("static", "c10d"))
+    )

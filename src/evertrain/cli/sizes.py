@@ -1,0 +1,153 @@
+"""How many nodes, and how many ranks on each?
+
+torchrun's words (`--nnodes 2:4`, `--nproc-per-node gpu`) without importing torch: CPUs and NVIDIA or AMD devices are
+counted from the system; only for what the system does not tell is the ranks' own interpreter asked.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from evertrain.cli.flags import was_given
+from evertrain.model.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes that train and nodes that wait, all played on this machine."""
+
+    active: int
+    standby: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"node-{number}" for number in range(self.active + self.standby))
+
+
+def nodes(args: Namespace) -> Nodes:
+    """What `--nnodes`, `--local-nodes` and `--standby` say together."""
+    least, most = _range(args.nnodes)
+    standby, local = args.standby, args.local_nodes
+    if standby < 0:
+        raise UsageError(f"--standby {standby}: a number of spare nodes, 0 or more")
+    if local is None:
+        return _this_machine(args, least, most, standby)
+    if local < 1:
+        raise UsageError(f"--local-nodes {local}: at least 1 node")
+    if local <= standby:
+        raise UsageError(f"--local-nodes {local} leaves nothing to train beside --standby {standby}")
+    active = local - standby
+    if was_given(args, "nnodes") and not least <= active <= most:
+        raise UsageError(
+            f"--nnodes {args.nnodes} with --standby {standby} needs --local-nodes {most + standby}, not {local}"
+        )
+    if not 0 <= args.node_rank < local:
+        raise UsageError(f"--node-rank {args.node_rank}: nodes are numbered 0 to {local - 1}")
+    return Nodes(active, standby)
+
+
+def _this_machine(args: Namespace, least: int, most: int, standby: int) -> Nodes:
+    if least > 1:
+        raise UsageError(_several_machines(args.nnodes))
+    if standby:
+        raise UsageError(f"--standby {standby} needs --local-nodes {most + standby}: spares are nodes of this machine")
+    if args.node_rank != 0:
+        raise UsageError(f"--node-rank {args.node_rank} does not fit --nnodes {args.nnodes}: nodes are numbered from 0")
+    return Nodes(1, 0)
+
+
+def _several_machines(nnodes: str) -> str:
+    return (
+        f"--nnodes {nnodes}: several machines are not supported by this version; --local-nodes plays nodes on this one"
+    )
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, colon, second = text.partition(":")
+    try:
+        least = int(first)
+        most = int(second) if colon else least
+    except ValueError:
+        raise UsageError(f"--nnodes {text!r}: a number, or a range MIN:MAX") from None
+    if not 0 < least <= most:
+        raise UsageError(f"--nnodes {text}: at least 1, and MIN not above MAX")
+    return least, most
+
+
+def ranks_per_node(text: str, python: str, environ: Mapping[str, str]) -> int:
+    """The number that `--nproc-per-node` stands for."""
+    try:
+        number = int(text)
+    except ValueError:
+        return _counted(text, python, environ)
+    if number < 1:
+        raise UsageError(f"--nproc-per-node {text}: at least 1 rank a node")
+    return number
+
+
+def _counted(text: str, python: str, environ: Mapping[str, str]) -> int:
+    if text == "cpu":
+        return len(os.sched_getaffinity(0))
+    if text == "gpu":
+        if found := count_gpus(environ):
+            return found
+        raise UsageError("--nproc-per-node gpu: no GPU is visible here; `cpu`, `auto` or a number")
+    if text == "auto":
+        return count_gpus(environ) or _asked(python, "accelerator", environ) or len(os.sched_getaffinity(0))
+    if text == "xpu":
+        if found := _asked(python, "xpu", environ):
+            return found
+        raise UsageError("--nproc-per-node xpu: no XPU is visible here; `cpu`, `auto` or a number")
+    raise UsageError(f"--nproc-per-node {text!r}: a number, or one of auto, cpu, gpu, xpu")
+
+
+def count_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> int:
+    """NVIDIA or AMD devices that a process with this environment would see."""
+    if present := len(list(root.glob("dev/nvidia[0-9]*"))):
+        return _visible(present, environ.get("CUDA_VISIBLE_DEVICES"))
+    if present := _amd_devices(root):
+        return _visible(present, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
+    return 0
+
+
+def _visible(present: int, chosen: str | None) -> int:
+    """CUDA's rule: the list counts up to its first invalid entry; names (`GPU-…`, `MIG-…`) are taken on trust."""
+    if chosen is None:
+        return present
+    seen: set[str] = set()
+    for entry in (part.strip() for part in chosen.split(",")):
+        is_number = entry.lstrip("-").isdigit()
+        if not entry or entry in seen or (is_number and not 0 <= int(entry) < present):
+            break
+        seen.add(entry)
+    return len(seen)
+
+
+def _amd_devices(root: Path) -> int:
+    # nodes without SIMD units are CPUs
+    properties = root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")
+    return sum(1 for file in properties if "simd_count 0\n" not in file.read_text() + "\n")
+
+
+def _asked(python: str, module: str, environ: Mapping[str, str]) -> int:
+    """Ask the ranks' torch. Seconds, but only where the system has no other answer."""
+    if module == "accelerator" and not _may_have_accelerator():
+        return 0
+    question = f"import torch; print(torch.{module}.device_count() if torch.{module}.is_available() else 0)"
+    try:
+        answer = subprocess.run(
+            [python, "-c", question], env=dict(environ), capture_output=True, text=True, timeout=120, check=True
+        )
+        return int(answer.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return 0
+
+
+def _may_have_accelerator() -> bool:
+    # Intel, Habana, Ascend and others: without a device file there is nothing that torch could find
+    return any(any(Path("/dev").glob(pattern)) for pattern in ("dri/render*", "accel/*", "davinci*", "cambricon*"))

@@ -1,0 +1,68 @@
+"""What does `evertrain run` say at the end, and with which code does it end? One screen, on stderr."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from evertrain.cli import supervisor as supervising
+from evertrain.cli.places import Places
+
+Json = dict[str, Any]
+SHOWN = 12
+"""Rows of a table; the rest is in `evertrain incidents`."""
+
+
+def show(here: Places, result: Json, seconds: float) -> int:
+    """The controller's result in words; the exit code."""
+    from evertrain.cli import tables
+
+    status, incidents, attempts = result["status"], result["incidents"], result["attempts"]
+    out = tables.console(sys.stderr)
+    out.print(f"evertrain: job {here.job} {result['state']}{_because(result)}", markup=False)
+    step = "" if status["step"] is None else f"{status['step_kind']} step {status['step']}, "
+    out.print(
+        f"  {step}{_count(len(attempts), 'attempt')}, {_count(len(incidents), 'incident')}, "
+        f"ETTR {tables.share(status['ettr'])}, {seconds:.1f} s",
+        markup=False,
+    )
+    if incidents:
+        out.print(tables.incidents(incidents[-SHOWN:]))
+    if result["state"] == "failed":
+        out.print(tables.attempts(attempts[-SHOWN:]))
+        _failure(out, result.get("first_failure"))
+    out.print(f"  active: {tables.listed(status['active'])}", markup=False)
+    out.print(f"  blind: {tables.listed(status['blind'])}", markup=False)
+    if incidents or result["state"] != "done":
+        out.print(f"  more: evertrain incidents --job {here.job}; logs in {here.log_root}", markup=False)
+    return int(result["exit_code"])
+
+
+def _because(result: Json) -> str:
+    return f": {result['message']}" if result.get("message") else ""
+
+
+def _failure(out: Any, failure: Json | None) -> None:
+    if failure is None:
+        return
+    how = "" if failure["status"] is None else f", {supervising.in_words(failure['status'])}"
+    out.print(f"  first failing rank: {failure['rank']} on {failure['node']}{how}", markup=False)
+    if failure["traceback"]:
+        out.print(failure["traceback"].rstrip(), markup=False)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def give_up(name: str, log: Path, lines: int = 15) -> int:
+    """A process of ours cannot be kept alive; the end of its log says why."""
+    print(f"evertrain: {name} cannot be started; the job is given up. The end of {log}:", file=sys.stderr)
+    try:
+        tail = log.read_text(errors="replace").splitlines()[-lines:]
+    except OSError as error:
+        tail = [str(error)]
+    for line in tail:
+        print(f"  {line}", file=sys.stderr)
+    return 1

@@ -1,0 +1,301 @@
+"""Who watches over a running job? `Supervisor`, the heart of `evertrain run`.
+
+It starts again whatever of the job has died, says what happens, takes Ctrl-C, does the drills of whole nodes, and knows
+when all is over: the controller has written the result. Deciding is not its business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import shutil
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from evertrain.cli import client, drills, narrate, places, processes
+from evertrain.cli.children import Child
+from evertrain.cli.output import Output
+from evertrain.cli.places import Places
+from evertrain.cli.plan import Plan
+from evertrain.cli.poll import Poller, Seen
+
+TICK_S = 0.1
+ORPHANS_EVERY_S = 0.5
+STOP_MARGIN_S = 15.0
+"""Beyond its grace the job must have ended after a request to stop; then it is ended by force."""
+FAREWELL_S = 10.0
+"""The job has ended: so long may its processes take to leave."""
+HOPELESS_DEATHS = 6
+"""Quick deaths in a row of one process before the job ever ran: it will not."""
+PR_SET_CHILD_SUBREAPER = 36
+
+Json = dict[str, Any]
+
+
+class Supervisor:
+    def __init__(self, plan: Plan, here: Places, children: list[Child], output: Output, poller: Poller) -> None:
+        self._plan = plan
+        self._here = here
+        self._children = {child.role.name: child for child in children}
+        self._output = output
+        self._poller = poller
+        self._seen: Seen | None = None
+        self._signals: list[int] = []
+        self._stops: list[int] = []
+        self._stop_sent = False
+        self._stop_deadline: float | None = None
+        self._next_orphans = 0.0
+        self._drills = drills.waiting(plan.faults)
+        self._complained: set[str] = set()
+        self.hopeless: Child | None = None
+
+    @property
+    def seen(self) -> Seen | None:
+        """The last look at the job while it ran."""
+        return self._seen
+
+    @property
+    def stopped_by(self) -> int | None:
+        """The signal that asked for the end, if one did."""
+        return self._stops[0] if self._stops else None
+
+    def listen_to_signals(self) -> None:
+        """From now on the signals that stop a job are noted; before anything is started, so that children begin with
+        the default handlers as under torchrun."""
+        for number in self._plan.stop_signals:
+            # what the user had ignored (nohup) stays ignored
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            signal.signal(number, self._note_signal)
+
+    def start(self) -> None:
+        for child in self._children.values():
+            child.start()
+        self._note_owner()
+        self._output.start()
+        self._poller.start()
+        # orphans of a keeper that dies come to us and not to init, so that nothing is left behind
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def watch(self) -> Json | None:
+        """Until the job is over; its result, or None where it had to be given up."""
+        with selectors.DefaultSelector() as selector:
+            wake, waker = os.pipe()
+            os.set_blocking(waker, False)
+            os.set_blocking(wake, False)
+            signal.set_wakeup_fd(waker)
+            selector.register(wake, selectors.EVENT_READ)
+            try:
+                while True:
+                    if (result := self._turn()) is not None or self.hopeless is not None or self._overdue():
+                        return result
+                    self._wait(selector, wake)
+            finally:
+                signal.set_wakeup_fd(-1)
+                os.close(wake)
+                os.close(waker)
+
+    def end(self) -> None:
+        """Everything that still runs is given a moment to leave, and then ended; the run folder is removed."""
+        deadline = time.monotonic() + (FAREWELL_S if self.hopeless is None and not self._overdue() else 0.0)
+        for child in self._children.values():
+            if not child.wait(deadline - time.monotonic()):
+                child.kill()
+                child.wait(5.0)
+        deadline = time.monotonic() + 5.0
+        while self._kill_orphans() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._poller.stop()
+        self._output.finish()
+        shutil.rmtree(self._here.run_folder, ignore_errors=True)
+        shutil.rmtree(self._here.processes, ignore_errors=True)
+
+    # --- one turn of the loop
+
+    def _turn(self) -> Json | None:
+        self._obey_signals()
+        # a result that is there before a process is seen dead: then it left as it should
+        result = self._result()
+        self._keep_alive(restart=result is None)
+        if time.monotonic() >= self._next_orphans:
+            self._next_orphans = time.monotonic() + ORPHANS_EVERY_S
+            self._kill_orphans()
+        self._look_at_job()
+        return result
+
+    def _wait(self, selector: selectors.BaseSelector, wake: int) -> None:
+        """Until something happens to a child, a signal comes, or a tick has passed."""
+        watched = set(selector.get_map()) - {wake}
+        wanted = {child.pidfd for child in self._children.values() if child.pidfd is not None}
+        for pidfd in watched - wanted:
+            selector.unregister(pidfd)
+        for pidfd in wanted - watched:
+            selector.register(pidfd, selectors.EVENT_READ)
+        selector.select(TICK_S)
+        try:
+            os.read(wake, 4096)
+        except BlockingIOError:
+            pass
+
+    def _result(self) -> Json | None:
+        try:
+            result: Json = json.loads(self._here.result.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return result
+
+    def _overdue(self) -> bool:
+        return self._stop_deadline is not None and time.monotonic() > self._stop_deadline
+
+    # --- children
+
+    def _keep_alive(self, restart: bool) -> None:
+        started = False
+        for child in self._children.values():
+            status = child.look()
+            if status is not None and restart and not self._stops:
+                self._tell_death(child, status)
+            if restart:
+                started |= child.start_if_due()
+        if started:
+            self._note_owner()
+
+    def _tell_death(self, child: Child, status: int) -> None:
+        name, often = child.role.name, child.failures
+        ran = self._seen is not None and self._seen.status["attempt"] > 0
+        if often >= HOPELESS_DEATHS and not ran:
+            self.hopeless = child
+        elif often < HOPELESS_DEATHS:
+            self._output.say(f"{name} ended ({in_words(status)}); it is started again")
+        elif name not in self._complained:
+            self._complained.add(name)
+            self._output.say(f"{name} ends again and again ({in_words(status)}); see {child.role.log}")
+
+    def _note_owner(self) -> None:
+        """Write down whose run folder this is, for `clean`: nothing may be removed while one of these lives."""
+        me = processes.identify(os.getpid())
+        assert me is not None
+        alive = {name: child.pid for name, child in self._children.items() if child.pid is not None}
+        known = {name: processes.identify(pid) for name, pid in alive.items()}
+        owner = {
+            **me._asdict(),
+            "boot_id": processes.boot_id(),
+            "run_dir": str(self._here.run_dir),
+            "processes": {name: process._asdict() for name, process in known.items() if process is not None},
+        }
+        try:
+            places.write_json(self._here.run_folder / "owner.json", owner)
+            places.write_json(self._here.processes / "run.json", me._asdict())
+        except OSError as error:
+            self._output.say(f"cannot write {self._here.run_folder / 'owner.json'}: {error.strerror}")
+
+    def _kill_orphans(self) -> bool:
+        """End children that are not ours: what ranks of a dead keeper had started. Whether there were any."""
+        known = {child.pid for child in self._children.values()}
+        orphans = [pid for pid in processes.children() if pid not in known]
+        for pid in orphans:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+            except OSError:
+                continue
+        return bool(orphans)
+
+    # --- the job
+
+    def _look_at_job(self) -> None:
+        newest = self._poller.newest
+        if newest is None or newest is self._seen:
+            return
+        for line in narrate.lines(self._seen, newest):
+            self._output.say(line)
+        self._seen = newest
+        for drill in list(self._drills):
+            if drill.due(newest.status["step"]):
+                self._drills.remove(drill)
+                self._perform(drill)
+
+    def _perform(self, drill: drills.Drill) -> None:
+        if not drills.first_time(drill, self._here.fired()):
+            return
+        self._output.say(f"drill: {drill.text}")
+        if drill.kind == "gpu-lost":
+            body = {"kind": "gpu_lost", "node": drill.node, "evidence": f"drill {drill.text}"}
+            try:
+                client.of_run_dir(self._here.run_dir).post("/v1/signals", body)
+            except client.Unreachable as error:
+                self._output.say(f"the drill could not be done: {error}")
+            return
+        for name in (f"keeper-{drill.node}", f"agent-{drill.node}"):
+            self._children[name].kill()
+        if drill.kind == "wipe":
+            self._children[f"keeper-{drill.node}"].wait(5.0)
+            self._kill_orphans()
+            for folder in (self._here.node_dir(drill.node), self._here.disk_dir(drill.node)):
+                remove_tree(folder)
+
+    # --- the end that the user asks for
+
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _obey_signals(self) -> None:
+        while self._signals:
+            self._stops.append(self._signals.pop(0))
+            grace_s = self._plan.config.grace_s
+            if len(self._stops) == 1:
+                name = signal.Signals(self._stops[0]).name
+                self._output.say(f"{name}: stopping within {grace_s:g} s; once more ends the ranks at once")
+                self._stop_deadline = time.monotonic() + grace_s + STOP_MARGIN_S
+            elif len(self._stops) == 2:
+                self._output.say("ending the ranks; once more gives up what is not on disk")
+                self._kill_ranks()
+            else:
+                self._stop_deadline = time.monotonic()
+        if self._stops and not self._stop_sent:
+            self._stop_sent = self._ask_to_stop(self._stops[0])
+
+    def _ask_to_stop(self, number: int) -> bool:
+        name = signal.Signals(number).name
+        try:
+            # short: a controller that hangs must not keep us from the rest; the next turn asks again
+            asked = client.of_run_dir(self._here.run_dir, timeout_s=1.0)
+            asked.post("/v1/stop", {"signal": number, "reason": f"stopped by {name}"})
+            asked.close()
+        except client.Unreachable:
+            return False
+        return True
+
+    def _kill_ranks(self) -> None:
+        """The keeper reports the ranks dead, the controller goes on with the checkpoint."""
+        keepers = {child.pid for name, child in self._children.items() if name.startswith("keeper-")}
+        for worker in self._seen.status["workers"] if self._seen is not None else ():
+            if worker["pid"] and processes.parent(worker["pid"]) in keepers:
+                try:
+                    os.kill(worker["pid"], signal.SIGKILL)
+                except OSError:
+                    continue
+
+
+def in_words(status: int) -> str:
+    """An exit status as a person says it."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def remove_tree(folder: Path) -> None:
+    """All of it, also when a process that is just ending adds a file meanwhile."""
+    for _ in range(50):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.02)

@@ -1,0 +1,101 @@
+"""How do jobs, attempts and incidents look as text? The tables that `run`, `status` and `incidents` share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evertrain.cli import narrate
+
+Json = dict[str, Any]
+PHASES = ("detect", "locate", "failover", "recompute")
+COLOURS = {
+    "running": "green",
+    "done": "green",
+    "active": "green",
+    "starting": "cyan",
+    "standby": "cyan",
+    "recovering": "yellow",
+    "stopping": "yellow",
+    "stopped": "yellow",
+    "failed": "red",
+    "lost": "red",
+    "unusable": "red",
+    "evicted": "red",
+}
+
+
+def console(file: TextIO | None = None) -> Console:
+    out = file if file is not None else sys.stdout
+    # piped output keeps its lines whole whatever the width of some terminal
+    return Console(file=out, highlight=False, soft_wrap=not out.isatty(), width=None if out.isatty() else 120)
+
+
+def coloured(state: str) -> Text:
+    return Text(state, style=COLOURS.get(state, ""))
+
+
+def incidents(rows: Sequence[Json]) -> Table:
+    table = _table("id", "attempt", "where", "cause", "action", "step", *(f"{name} s" for name in PHASES), "total s")
+    for row in rows:
+        seconds = [row["seconds"][name] for name in PHASES]
+        known = [value for value in seconds if value is not None]
+        total = _seconds(sum(known)) if known else "-"
+        table.add_row(
+            str(row["id"]),
+            str(row["attempt"]),
+            narrate.where(row),
+            row["cause"],
+            row["action"].replace("_", " "),
+            "-" if row["step"] is None else str(row["step"]),
+            *(_seconds(value) for value in seconds),
+            total,
+        )
+    return table
+
+
+def attempts(rows: Sequence[Json]) -> Table:
+    table = _table("attempt", "from step", "to step", "seconds", "outcome")
+    for row in rows:
+        last = row["step"] if row["step"] is not None else row["relative_step"]
+        table.add_row(
+            str(row["attempt"]),
+            "-" if row["resume"] is None else str(row["resume"]),
+            "-" if last is None else str(last),
+            _seconds(row["seconds"]),
+            row["outcome"],
+        )
+    return table
+
+
+def workers(rows: Sequence[Json]) -> Table:
+    table = _table("rank", "node", "pid", "step", "phase")
+    for row in rows:
+        step = "-" if row["step"] is None else str(row["step"])
+        table.add_row(str(row["rank"]), row["node"], str(row["pid"] or "-"), step, row["phase"])
+    return table
+
+
+def listed(names: Sequence[str]) -> str:
+    return "; ".join(names) if names else "nothing"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        is_text = column in ("where", "cause", "action", "outcome", "node", "phase")
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -59,8 +59,8 @@ class Session:
             self.faults = faults.arm(given["faults"], given["fired_dir"], rank=self.rank)
         self.steps = StepCounter()
         self.durations = Durations()
-        self.not_finite_step: int | None = None
-        """Last step whose reported loss was NaN or infinite."""
+        self.loss_is_finite = True
+        """False from a reported loss that is NaN or infinite until the next finite one."""
         self._environment = _import_time_environment()
         self._environment_checked = False
         self._base = "start"
@@ -155,8 +155,7 @@ class Session:
         if loss is not None:
             written.loss = value = float(loss)
             written.flags |= page.HAS_LOSS
-            if not math.isfinite(value):
-                self.not_finite_step = self.step
+            self.loss_is_finite = math.isfinite(value)
         if grad_norm is not None:
             written.grad_norm = float(grad_norm)
             written.flags |= page.HAS_GRAD_NORM

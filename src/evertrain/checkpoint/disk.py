@@ -1,0 +1,149 @@
+"""How does a step get from a node's memory to its disk, and which ones are there?
+
+    <disk_dir>/step-000000000040/r0, r1, …     written by `flush`, whole or absent
+    <disk_dir>/slots/r0/0, 1, 2                 slots of ranks for which memory was too small
+
+A flushed file is the slot with a checksum over the data added to its header.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from zlib import crc32
+
+from evertrain.checkpoint import slots
+from evertrain.checkpoint.slots import SlotInfo
+from evertrain.worker import slots as layout
+
+KEPT = 3
+_STEP = re.compile(r"step-\d{12}")
+_CHUNK = 4 << 20
+
+
+class _Unusable(Exception):
+    pass
+
+
+def flush(paths: Iterable[str | os.PathLike[str]], disk_dir: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Write the slots of one step to disk, all or none, and keep the last three steps; returns what went wrong.
+
+    Nothing that was there is touched before the new step is safe, so a full disk costs this step only. Flushing a
+    step again replaces it.
+    """
+    sources = [os.fspath(path) for path in paths]
+    headers = [layout.read(path) for path in sources]
+    steps = {None if header is None else header.step for header in headers}
+    if not sources:
+        return ("nothing to flush",)
+    bad = [
+        path for path, header in zip(sources, headers, strict=True) if header is None or header.state != layout.COMPLETE
+    ]
+    if bad:
+        return tuple(f"{path} is damaged or incomplete" for path in bad)
+    if len(steps) != 1:
+        return (f"the slots hold different steps: {', '.join(map(str, sorted(map(str, steps))))}",)
+
+    folder = os.fspath(disk_dir)
+    target = os.path.dirname(layout.flushed_path(folder, headers[0].step if headers[0] else 0, 0))
+    partial = f"{target}.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        os.makedirs(partial, mode=0o700)
+        for path, header in zip(sources, headers, strict=True):
+            assert header is not None
+            _copy(path, header, os.path.join(partial, f"r{header.rank}"))
+        _sync(partial)
+        if os.path.isdir(target):
+            os.rename(target, f"{target}.old")
+        os.rename(partial, target)
+        _sync(folder)
+    except _Unusable as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        return (str(error),)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        return (f"{folder}: {_reason(error, sources)}",)
+    shutil.rmtree(f"{target}.old", ignore_errors=True)
+    _forget_old(folder)
+    return ()
+
+
+def list(disk_dir: str | os.PathLike[str]) -> tuple[SlotInfo, ...]:
+    """The complete copies on a node's disk, oldest step first."""
+    folder = os.fspath(disk_dir)
+    flushed = [os.path.join(folder, step, rank) for step in _steps(folder) for rank in _names(folder, step)]
+    in_place = [
+        os.path.join(folder, "slots", rank, slot)
+        for rank in _names(folder, "slots")
+        for slot in _names(folder, "slots", rank)
+    ]
+    return slots.complete(flushed + in_place, "disk")
+
+
+def _copy(source: str, header: layout.SlotHeader, target: str) -> None:
+    """Copy a slot; the header goes in last, with the checksum of what was copied."""
+    end = layout.HEADER_BYTES + header.data_bytes
+    with open(source, "rb") as read, open(target, "xb", opener=_private) as write:
+        read.seek(layout.HEADER_BYTES)
+        write.seek(layout.HEADER_BYTES)
+        data_crc = 0
+        left = header.data_bytes
+        while left:
+            chunk = read.read(min(left, _CHUNK))
+            if not chunk:
+                raise _Unusable(f"{source} ends too early")
+            data_crc = crc32(chunk, data_crc)
+            write.write(chunk)
+            left -= len(chunk)
+        metadata = read.read(header.metadata_bytes)
+        if crc32(metadata) != header.metadata_crc:
+            raise _Unusable(f"{source}: metadata do not match their checksum")
+        if header.data_crc is not None and header.data_crc != data_crc:
+            raise _Unusable(f"{source}: data do not match their checksum")
+        write.write(metadata)
+        if layout.read(source) != header:
+            raise _Unusable(f"{source} was overwritten while it was copied")
+        assert write.tell() == end + header.metadata_bytes
+        write.seek(0)
+        write.write(layout.pack(header._replace(data_crc=data_crc)).ljust(layout.HEADER_BYTES, b"\0"))
+        write.flush()
+        os.fsync(write.fileno())
+
+
+def _forget_old(folder: str) -> None:
+    for step in _steps(folder)[:-KEPT]:
+        shutil.rmtree(os.path.join(folder, step), ignore_errors=True)
+
+
+def _steps(folder: str) -> tuple[str, ...]:
+    return tuple(name for name in _names(folder) if _STEP.fullmatch(name))
+
+
+def _names(*parts: str) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(os.listdir(os.path.join(*parts))))
+    except OSError:
+        return ()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _sync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError, sources: Iterable[str]) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        needed = sum(os.stat(path).st_size for path in sources if os.path.exists(path))
+        return f"no room for {needed:,} bytes of checkpoint; older checkpoints are untouched"
+    return str(error)

@@ -1,0 +1,235 @@
+"""How does a rank keep its state, so that losing the process costs no step?
+
+Inside `evertrain run`, `save` copies this rank's state into one of three slots in the node's shared memory. The slots
+outlive the process; the controller picks the newest step that all ranks have complete and `load` of the next attempt
+obeys it. When a job is stopped, its node writes the newest common step to disk.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from evertrain.worker import rng, room, session, slots, snapshot
+from evertrain.worker.faults import InjectedFault
+from evertrain.worker.folder import Folder
+from evertrain.worker.slot_file import SlotDamaged, SlotFile, file_bytes, open_slot
+from evertrain.worker.snapshot import Snapshot, SnapshotError
+
+_RNG = "random number generators"
+
+
+class Stateful(Protocol):
+    """Anything that gives its state and takes it back: modules, optimizers, schedulers, samplers."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that should be restored and cannot be."""
+
+
+class Checkpointer:
+    """Saves and restores the state of this rank.
+
+    `state` maps names of your choice to tensors and to objects with `state_dict()` and `load_state_dict()`. The
+    states of the random number generators (`random`, NumPy, torch, CUDA) are always part of it. Shards of FSDP2 and
+    other DTensors stay shards: each rank saves and restores its own.
+
+    Inside `evertrain run` checkpoints live in the node's memory, and on its disk where memory is too small. Elsewhere
+    they are written to `store`, a folder that all ranks see, of which the last three are kept; without `store`
+    nothing is saved and `load` finds nothing.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor | Stateful], store: str | os.PathLike[str] | None = None) -> None:
+        for name, value in state.items():
+            if not isinstance(value, Tensor) and not (
+                callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+            ):
+                raise TypeError(
+                    f"state[{name!r}] is {type(value).__name__}; a Checkpointer takes tensors and objects with "
+                    f"state_dict() and load_state_dict()"
+                )
+        self._state = dict(state)
+        self._session = session.current
+        self._slots = _Slots(self._session) if self._session is not None else None
+        self._folder = Folder(store) if store is not None and self._session is None else None
+        if store is not None and self._session is not None and self._session.rank == 0:
+            _say(f"checkpoints go to memory and {self._session.disk_dir}; store={str(store)!r} is for runs without us")
+
+    def save(self, step: int) -> None:
+        """Keep the state after `step` finished steps. When this returns, the state may change again.
+
+        A step whose reported loss is not finite is not kept. A save that fails never ends training: it says so on
+        stderr, older checkpoints stay, and the next save tries again.
+        """
+        if self._session is None:
+            if self._folder is not None:
+                self._folder.save(step, self._take())
+            return
+        current = self._session
+        current.finished(step, time.time())
+        current.enter("save")
+        try:
+            if current.loss_is_finite:
+                self._save(step, current)
+            else:
+                _say(f"{_who(current)}: the loss reported at step {step} is not finite; its state is not kept")
+        except InjectedFault:
+            raise
+        except Exception as error:
+            _say(f"{_who(current)} could not save step {step}: {error}; the next save tries again")
+        finally:
+            current.leave()
+
+    def load(self) -> int | None:
+        """Restore the state that training should go on from; returns its step, or None to begin from the start.
+
+        Inside `evertrain run` the controller has chosen the step, the same for all ranks: nothing is communicated
+        here. Raises CheckpointError, and never silently begins anew, if the chosen step is not here and whole.
+        """
+        if self._session is not None:
+            assert self._slots is not None
+            resume = self._session.resume
+            if resume is not None:
+                self._put_back(resume, *self._slots.find(resume))
+            self._slots.drop_newer_than(-1 if resume is None else resume)
+            self._session.restored(resume)
+            return resume
+        found = self._folder.newest() if self._folder is not None else None
+        if found is None:
+            return None
+        self._put_back(*found)
+        return found[0]
+
+    def wait(self) -> None:
+        """Return when everything saved is safe. Saves are complete when `save` returns, so this is now."""
+
+    def _take(self) -> Snapshot:
+        state = {name: snapshot.state_of(value) for name, value in self._state.items()}
+        return snapshot.take({**state, _RNG: rng.capture()})
+
+    def _save(self, step: int, current: session.Session) -> None:
+        assert self._slots is not None
+        slot = self._slots.write(step, self._take())
+        current.fire("save", step)
+        slot.commit()
+
+    def _put_back(self, step: int, entries: dict[str, bytes], tensors: list[Tensor]) -> None:
+        if missing := self._state.keys() - entries.keys():
+            raise CheckpointError(f"the checkpoint of step {step} has no {', '.join(map(repr, sorted(missing)))}")
+        if unknown := entries.keys() - self._state.keys() - {_RNG}:
+            raise CheckpointError(
+                f"the checkpoint of step {step} has {', '.join(map(repr, sorted(unknown)))}, which the Checkpointer "
+                f"was not given"
+            )
+        meshes = snapshot.live_meshes(self._state.values())
+        for name, value in self._state.items():
+            try:
+                snapshot.put_back(name, value, entries[name], tensors, meshes)
+            except (SnapshotError, RuntimeError, ValueError, KeyError) as error:
+                raise CheckpointError(f"state[{name!r}] does not fit the checkpoint of step {step}: {error}") from error
+        rng.restore(snapshot.rebuild(entries[_RNG], tensors, meshes, copy=True))
+
+
+class _Slots:
+    """This rank's slots: in memory, or on disk when memory is too small."""
+
+    def __init__(self, current: session.Session) -> None:
+        self._session = current
+        self._in_memory = os.path.join(current.slots_dir, f"r{current.rank}")
+        self._on_disk = os.path.join(current.disk_dir, "slots", f"r{current.rank}")
+        self._files: list[SlotFile] = []
+
+    def write(self, step: int, taken: Snapshot) -> SlotFile:
+        """Copy a snapshot into the slot whose turn it is; the caller commits it."""
+        if not self._files:
+            size = sum(tensor.numel() * tensor.element_size() for tensor in taken.tensors)
+            self._files = self._place(file_bytes(size + sum(map(len, taken.entries.values()))))
+        slot = self._files[slots.slot_to_overwrite([file.header for file in self._files])]
+        current = self._session
+        slot.begin(
+            slots.SlotHeader(
+                slots.WRITING, current.job, current.term, current.attempt, current.rank, current.world_size, step,
+                time.time(),
+            ),
+            taken,
+        )  # fmt: skip
+        return slot
+
+    def find(self, step: int) -> tuple[dict[str, bytes], list[Tensor]]:
+        """The content of the chosen step, from the tier that the controller saw it in, else from any."""
+        reasons = []
+        for path in self._copies_of(step):
+            header = slots.read(path)
+            if header is None or header.state != slots.COMPLETE:
+                reasons.append(f"{path} is damaged or incomplete")
+            elif header.world_size != self._session.world_size:
+                reasons.append(
+                    f"{path} was saved by {header.world_size} ranks, now there are {self._session.world_size}"
+                )
+            else:
+                try:
+                    return open_slot(path, header)
+                except SlotDamaged as damage:
+                    reasons.append(f"{path}: {damage}")
+        where = " and ".join((self._in_memory, self._session.disk_dir))
+        raise CheckpointError(
+            f"{_who(self._session)}: training should go on from step {step}, but there is no whole copy of it in "
+            f"{where}" + "".join(f"; {reason}" for reason in reasons)
+        )
+
+    def _copies_of(self, step: int) -> list[str]:
+        memory = [path for path in _slot_paths(self._in_memory) if _holds(path, step)]
+        disk = [path for path in _slot_paths(self._on_disk) if _holds(path, step)]
+        flushed = slots.flushed_path(self._session.disk_dir, step, self._session.rank)
+        if os.path.exists(flushed):
+            disk.append(flushed)
+        return disk + memory if self._session.resume_tier == "disk" else memory + disk
+
+    def drop_newer_than(self, step: int) -> None:
+        """Steps after the one that training goes on from belong to a past that did not happen."""
+        for folder in (self._in_memory, self._on_disk):
+            for path in _slot_paths(folder):
+                file = SlotFile(path)
+                if file.header is not None and file.header.step > step:
+                    file.clear()
+        self._files = []
+
+    def _place(self, each: int) -> list[SlotFile]:
+        files = [SlotFile(path) for path in _slot_paths(self._in_memory)]
+        present = sum(file.size for file in files)
+        wanted = max(0, slots.SLOTS * each - present) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        os.makedirs(self._session.slots_dir, mode=0o700, exist_ok=True)
+        free = room.free_bytes(self._session.slots_dir)
+        if wanted <= room.FRACTION * free:
+            return files
+        _say(
+            f"{_who(self._session)}: checkpoints in memory need {wanted:,} bytes more on this node, {free:,} are "
+            f"free; they go to {self._on_disk} instead, which is slower"
+        )
+        return [SlotFile(path) for path in _slot_paths(self._on_disk)]
+
+
+def _slot_paths(folder: str) -> list[str]:
+    return [os.path.join(folder, str(index)) for index in range(slots.SLOTS)]
+
+
+def _holds(path: str, step: int) -> bool:
+    header = slots.read(path)
+    return header is not None and header.step == step
+
+
+def _who(current: session.Session) -> str:
+    return f"rank {current.rank} on {current.node}"
+
+
+def _say(text: str) -> None:
+    print(f"evertrain: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,179 @@
+"""How does a rank's state become bytes, and bytes its state again?
+
+`take` walks the state once: every tensor is put aside, to be copied raw, and everything else is pickled around the
+holes. A DTensor (FSDP2, tensor parallel) is taken apart: only this rank's shard is copied, and on the way back it is
+put together again on the live mesh. Nothing is gathered, no rank talks to another.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Snapshot(NamedTuple):
+    """State taken apart: the tensors themselves (not yet copied), and a pickle of all else per entry."""
+
+    entries: dict[str, bytes]
+    tensors: list[Tensor]
+
+
+class SnapshotError(Exception):
+    """State that cannot be put back; the text names the part."""
+
+
+def state_of(value: Any) -> Any:
+    return value if isinstance(value, Tensor) else value.state_dict()
+
+
+def take(state: Mapping[str, Any]) -> Snapshot:
+    """Take the state apart. The tensors alias live memory until the caller has copied them."""
+    tensors: list[Tensor] = []
+    entries = {}
+    for name, value in state.items():
+        buffer = io.BytesIO()
+        with torch.no_grad():
+            _Taker(buffer, tensors).dump(value)
+        entries[name] = buffer.getvalue()
+    return Snapshot(entries, tensors)
+
+
+def put_back(name: str, live: Any, entry: bytes, tensors: Sequence[Tensor], meshes: Mapping[Any, Any]) -> None:
+    """Restore one entry into its live object.
+
+    `tensors` may be views of a slot: whoever keeps tensors gets copies, parameters and buffers are filled in place.
+    """
+    if isinstance(live, Tensor):
+        _fill(name, live, rebuild(entry, tensors, meshes))
+    elif isinstance(live, torch.nn.Module):
+        saved = rebuild(entry, tensors, meshes)
+        if not all(isinstance(value, Tensor) for value in saved.values()):
+            saved = rebuild(entry, tensors, meshes, copy=True)  # extra state, which a module may keep as it is
+        live.load_state_dict(saved)
+    else:
+        live.load_state_dict(rebuild(entry, tensors, meshes, copy=True))
+
+
+def rebuild(entry: bytes, tensors: Sequence[Tensor], meshes: Mapping[Any, Any], *, copy: bool = False) -> Any:
+    return _Builder(io.BytesIO(entry), tensors, meshes, copy).load()
+
+
+def live_meshes(state: Iterable[Any]) -> dict[Any, Any]:
+    """The device meshes on which the live state lies, by what identifies them across restarts."""
+    meshes = {}
+    for value in state:
+        for tensor in _tensors_of(value):
+            if _is_dtensor(tensor):
+                meshes[_mesh_key(tensor.device_mesh)] = tensor.device_mesh  # type: ignore[attr-defined]
+    return meshes
+
+
+class _Taker(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._tensors = tensors
+
+    def persistent_id(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is Tensor or kind is torch.nn.Parameter:
+            # sparse, quantized and meta tensors pickle themselves
+            if value.layout is torch.strided and not value.is_quantized and value.device.type != "meta":
+                return (self._add(value),)
+        elif isinstance(value, Tensor) and _is_dtensor(value):
+            placed: Any = value
+            at = self._add(placed.to_local())
+            return at, _mesh_key(placed.device_mesh), placed.placements, placed.shape, placed.stride()
+        return None
+
+    def _add(self, tensor: Tensor) -> int:
+        self._tensors.append(tensor.detach())
+        return len(self._tensors) - 1
+
+
+class _Builder(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor], meshes: Mapping[Any, Any], copy: bool) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+        self._meshes = meshes
+        self._copy = copy
+
+    def persistent_load(self, identity: Any) -> Any:
+        tensor = self._tensors[identity[0]]
+        tensor = tensor.clone() if self._copy else tensor
+        if len(identity) == 1:
+            return tensor
+        from torch.distributed.tensor import DTensor
+
+        _, key, placements, shape, stride = identity
+        mesh = self._meshes.get(key)
+        if mesh is None:
+            raise SnapshotError(f"it lies on the device mesh {key}, which this run does not have")
+        local = tensor.to(mesh.device_type)
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def _fill(name: str, live: Tensor, saved: Tensor) -> None:
+    if live.shape != saved.shape or live.dtype != saved.dtype:
+        raise SnapshotError(
+            f"{name!r} was {saved.dtype} {tuple(saved.shape)} when it was saved and is {live.dtype} "
+            f"{tuple(live.shape)} now"
+        )
+    with torch.no_grad():
+        live.copy_(saved)
+
+
+def _tensors_of(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif isinstance(value, torch.optim.Optimizer):
+        for group in value.param_groups:
+            yield from group["params"]
+
+
+def _is_dtensor(tensor: Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it there are none
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _mesh_key(mesh: Any) -> Any:
+    return mesh.device_type, mesh.mesh_dim_names, repr(mesh.mesh.tolist())
+
+
+class TensorPlace(NamedTuple):
+    """Where one tensor lies in a slot, and how it is read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def view(self, storage: torch.UntypedStorage) -> Tensor:
+        tensor = torch.empty(0, dtype=self.dtype)
+        tensor.set_(storage, self.offset // self.dtype.itemsize, self.shape, self.stride)
+        return tensor
+
+
+ALIGNMENT = 64
+
+
+def lay_out(tensors: Iterable[Tensor], start: int) -> tuple[list[TensorPlace], int]:
+    """A place for each tensor from byte `start` on, and the first byte after the last one.
+
+    Strides are kept where memory is dense, so that a restored optimizer state walks memory as the saved one did.
+    """
+    places = []
+    for tensor in tensors:
+        start += -start % ALIGNMENT
+        dense = tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")
+        places.append(TensorPlace(tensor.dtype, tuple(tensor.shape), tuple(dense.stride()), start))
+        start += tensor.numel() * tensor.element_size()
+    return places, start

@@ -44,7 +44,8 @@ def become_a_rank(folder: Path) -> None:
     session.begin(
         {
             "job": "overhead", "run_id": "overhead-0", "term": 1, "attempt": 1, "node": "node-0", "rank": 0,
-            "local_rank": 0, "world_size": 1, "page": path, "slots_dir": str(folder), "disk_dir": str(folder), "resume": None,
+            "local_rank": 0, "world_size": 1, "page": path, "slots_dir": str(folder),
+            "disk_dir": str(folder), "resume": None,
             "resume_tier": None, "reached": None, "restart": False, "faults": [], "fired_dir": str(folder),
             "exception_path": str(folder / "exception.json"), "mesh": None,
         }

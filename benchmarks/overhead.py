@@ -61,7 +61,7 @@ def single_costs_us() -> dict[str, float]:
 
 
 def _costs_in_a_process(kind: str) -> dict[str, float]:
-    command = [sys.executable, ROOT / "benchmarks/hook_costs.py", kind]
+    command: list[str | Path] = [sys.executable, ROOT / "benchmarks/hook_costs.py", kind]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
         sys.exit(f"hook_costs.py {kind} failed:\n{done.stderr}")
@@ -93,7 +93,8 @@ class Job:
     def median_step_s(self) -> float:
         """Over all steps of rank 0 (DDP keeps the ranks in step) but the first few."""
         times = [event["time"] for event in self.events("step") if event["rank"] == 0][WARM_UP_STEPS:]
-        return median(later - earlier for earlier, later in pairwise(times))
+        middle: float = median(later - earlier for earlier, later in pairwise(times))
+        return middle
 
 
 def step_seconds(launcher: Sequence[str | Path], steps: int) -> float:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import peers
 from harness import (
@@ -99,7 +100,7 @@ def measure(tool: Tool, ranks: int) -> Outcome:
     return outcome
 
 
-def read_outcome(events: Sequence[dict[str, float]], ranks: int, began: float) -> Outcome:
+def read_outcome(events: Sequence[dict[str, Any]], ranks: int, began: float) -> Outcome:
     """What the events of one job say; `began` is the time at which its command was started."""
     kills = [event["time"] for event in events if event["event"] == "kill"]
     if len(kills) != 1:

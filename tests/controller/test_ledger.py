@@ -41,7 +41,8 @@ def test_an_incident_is_lost_from_the_last_progress_to_the_first_new_step() -> N
     assert len(lost) == 1
     assert lost[0] == pytest.approx((last_progress, passed), abs=0.11)
     phases = ledger.seconds(world.state.incidents[1])
-    assert phases.detect is not None and phases.failover is not None and phases.failover > 0
+    assert phases.detect is not None and phases.failover is not None
+    assert phases.recompute is not None and phases.recompute > 0
 
 
 def test_the_hour_forgets_what_the_whole_remembers() -> None:

@@ -107,8 +107,12 @@ class Agent:
             self._flush = asyncio.create_task(self._flush_to_disk(order, order.flush_step))
         if state is None:
             return
-        for command in commands.commands(order, state, self._go_lines):
-            self._keeper.send(command)
+        try:
+            for command in commands.commands(order, state, self._go_lines):
+                self._keeper.send(command)
+        except OSError as error:
+            # no page, no go: the next turn tries again, and the user reads why nothing starts
+            self._trouble(f"telemetry pages and logs cannot be made: {error}")
 
     def _leave(self, order: Desired) -> None:
         if self._keeper.state is None:
@@ -175,6 +179,11 @@ class Agent:
         reason = "the script sets environment that torch reads at import"
         self._keeper.send({"do": "avoid_zygote", "term": self._controller.term, "reason": reason})
 
+    def _trouble(self, line: str) -> None:
+        if line not in self._view.problems:
+            _log.error("%s", line)
+            self._view.problems.append(line)
+
     async def _flush_to_disk(self, order: Desired, step: int) -> None:
         """Bring one step of this node's ranks from memory to disk, beside everything else."""
         paths = [
@@ -184,9 +193,9 @@ class Agent:
             if slot.step == step and slot.attempt >= order.first_attempt
         ]
         problems = await asyncio.to_thread(disk.flush, paths, Path(self._spec.disk_dir))
-        if problems:
-            self._view.problems += problems
-        else:
+        for problem in problems:
+            self._trouble(problem)
+        if not problems:
             self._view.flushed_step = step
         self._view.reread_copies()
         self._flush = None

@@ -57,6 +57,7 @@ class Conductor:
         """An agent has a connection now; the newest one wins."""
         self._sends[node] = send
         self._sent.pop(node, None)
+        self._wake.set()
 
     def disconnect(self, node: str, send: Send) -> None:
         """The connection is gone. Nothing follows from that alone: we may be the blind one."""
@@ -120,11 +121,6 @@ class Conductor:
             if self._sent.get(node) != order:
                 self._sent[node] = order
                 send(order)
-
-    def remind(self, node: str) -> None:
-        """Send the order again with the next turn: the node's heartbeat shows that it may have missed it."""
-        self._sent.pop(node, None)
-        self._wake.set()
 
     def status(self) -> dict[str, Any]:
         return views.status(self._state, self.picture, job=self._spec.job, now=time.time())

@@ -1,142 +1,18 @@
-"""`evertrain run`: from a command line to a running job, and to its exit code.
-
-Everything that can be refused is refused before anything is started. Then keepers first (importing torch takes
-longest), the controller, the agents; `supervisor` watches over them until the job is over.
-"""
+"""`evertrain run`, in torchrun's place: reads the flags, and imports the rest only when there is something to run."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from evertrain.cli import clean, flags, identity, launch, lock, memory, places, registry, summary
-from evertrain.cli import plan as planning
-from evertrain.cli.children import Child, Role
-from evertrain.cli.output import Output, Terminal
-from evertrain.cli.places import Places
-from evertrain.cli.plan import Plan
-from evertrain.cli.poll import Poller
-from evertrain.cli.supervisor import Supervisor
-from evertrain.cli.tail import Tail, Write
-from evertrain.cli.view import LiveLine
+from evertrain.cli import flags
 from evertrain.model.errors import UsageError
-
-DIFFERENCES = (
-    "unlike torchrun, it restarts for as long as there is progress (--max-restarts N caps, 0 never), "
-    "and the same command resumes this job (--fresh starts anew)"
-)
 
 
 def main(argv: Sequence[str]) -> int:
     args = flags.run_parser().read(argv)
     if not sys.platform.startswith("linux"):
         raise UsageError(f"evertrain runs on Linux (and WSL2), not on {sys.platform}")
-    plan = planning.from_flags(args, os.environ)
-    here = places.of(plan, identity.new_run_id(plan.job))
-    memory.check(memory.need_bytes(len(plan.nodes.names), plan.nproc))
-    launch.check_master_port(plan.master_port)
-    places.make_run_dir(here)
-    held = lock.take(here)
-    if plan.detach:
-        from evertrain.cli import detach
+    from evertrain.cli import serve
 
-        return detach.into_background(here, lambda ready: serve(plan, here, held, ready))
-    return serve(plan, here, held, ready=lambda: None)
-
-
-def serve(plan: Plan, here: Places, held: int, ready: Callable[[], None]) -> int:
-    """Run the job to its end; `ready` is called when everything has been started."""
-    lock.sign(held, here.run_id)
-    lock.wait_for_previous(here, say, time.sleep)
-    clean.remove_dead_runs()
-    began = time.time()
-    with launch.listen(plan.listen_port) as listener:
-        url = launch.url_of(listener)
-        token = _prepare(plan, here, url)
-        supervisor = _assemble(plan, here, listener, url, token, began)
-        for line in _greeting(plan, here):
-            say(line)
-        return _supervise(supervisor, here, ready, began)
-
-
-def say(line: str) -> None:
-    print(f"evertrain: {line}", file=sys.stderr, flush=True)
-
-
-def _prepare(plan: Plan, here: Places, url: str) -> str:
-    """Everything that the processes find in the run dir; the token."""
-    here.result.unlink(missing_ok=True)
-    (here.run_dir / "controller.json").unlink(missing_ok=True)
-    if not here.database.exists():
-        _set_aside_old_logs(here.log_root, here.run_id)
-    here.processes.mkdir(mode=0o700, exist_ok=True)
-    for old in here.processes.glob("*.json"):
-        old.unlink(missing_ok=True)
-    token = os.environ.get("EVERTRAIN_TOKEN") or os.urandom(32).hex()
-    places.write_private(here.token, token.encode())
-    places.write_job(here, plan, url)
-    places.make_run_folder(here, plan.nodes.names)
-    registry.remember(here.job, here.run_dir, here.run_id, time.time(), os.environ)
-    return token
-
-
-def _set_aside_old_logs(log_root: Path, run_id: str) -> None:
-    """Without its event log a job counts its attempts from 1 again; their output must not be mixed with older ones."""
-    if old := sorted(log_root.glob("attempt_*")):
-        aside = log_root / f"before-{run_id}"
-        aside.mkdir()
-        for folder in old:
-            folder.rename(aside / folder.name)
-
-
-def _assemble(plan: Plan, here: Places, listener: socket.socket, url: str, token: str, began: float) -> Supervisor:
-    # closed only by our end: the other end tells every process of the job that we are gone
-    owner = None if plan.detach else os.pipe()[0]
-    environ = {name: value for name, value in os.environ.items() if name != "EVERTRAIN_TOKEN"}
-    nodes = plan.nodes.names
-    roles: list[Role] = [launch.keeper(plan, here, node, environ, owner) for node in nodes]
-    roles.append(launch.controller(plan, here, listener, environ, owner))
-    roles += [launch.agent(plan, here, node, url, environ, owner) for node in nodes]
-    children = [Child(role, here.processes / f"{role.name}.json") for role in roles]
-    poller = Poller(url, token, since=began)
-
-    def tail(write: Write) -> Tail:
-        return Tail(here.log_root, plan.console, plan.nproc, plan.world_size, write)
-
-    terminal = Terminal(live=sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
-    output = Output(terminal, tail, LiveLine(here.job, lambda: poller.newest))
-    return Supervisor(plan, here, children, output, poller)
-
-
-def _greeting(plan: Plan, here: Places) -> list[str]:
-    ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
-    nodes = f" on {plan.nodes.active} nodes" if plan.nodes.active > 1 else ""
-    spare = f", {plan.nodes.standby} standby" if plan.nodes.standby else ""
-    return [f"job {here.job}: {ranks}{nodes}{spare}; {_short(here.run_dir)}", DIFFERENCES, *plan.notes]
-
-
-def _short(folder: Path) -> str:
-    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
-
-
-def _supervise(supervisor: Supervisor, here: Places, ready: Callable[[], None], began: float) -> int:
-    supervisor.listen_to_signals()
-    try:
-        supervisor.start()
-        ready()
-        result = supervisor.watch()
-    finally:
-        # a second look at the terminal's Ctrl-C: from here on it may not interrupt the cleaning
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        supervisor.end()
-    if result is not None:
-        return summary.show(here, result, time.time() - began)
-    if supervisor.hopeless is not None:
-        return summary.give_up(supervisor.hopeless.role.name, supervisor.hopeless.role.log)
-    say(f"job {here.job} did not end in time and was ended by force; see {here.log('controller')}")
-    return 128 + (supervisor.stopped_by or signal.SIGTERM)
+    return serve.job(args)

@@ -1,0 +1,79 @@
+"""`evertrain incidents [ID]`: what went wrong, who was to blame, what was done, and what did it cost?"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from evertrain.cli import look, narrate
+from evertrain.model.errors import TroubleError, UsageError
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = look.parser(
+        "incidents", "What went wrong, what was done, and what did it cost? With a number: all of one."
+    )
+    parser.add_argument("id", nargs="?", metavar="ID", help="number of one incident")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
+    args = parser.read(argv)
+    number = _number(args.id)
+    job = look.find(args.job, args.run_dir)
+    incidents = look.at(job).incidents
+    if number is not None:
+        incidents = [incident for incident in incidents if incident["id"] == number]
+        if not incidents:
+            raise TroubleError(f"job {job.job} has no incident {number}; `evertrain incidents` lists them")
+    if args.json:
+        print(json.dumps(incidents))
+    elif number is not None:
+        _show_one(incidents[0])
+    else:
+        _show_all(job.job, incidents)
+    return 0
+
+
+def _number(text: str | None) -> int | None:
+    if text is None or text.isdigit():
+        return None if text is None else int(text)
+    raise UsageError(f"{text!r} is not the number of an incident; --job names a job")
+
+
+def _show_all(job: str, incidents: list[dict[str, Any]]) -> None:
+    from evertrain.cli import tables
+
+    out = tables.console()
+    if not incidents:
+        out.print(f"job {job} has had no incident", markup=False)
+        return
+    out.print(tables.incidents(incidents))
+    out.print("one of them in full: evertrain incidents ID")
+
+
+def _show_one(incident: dict[str, Any]) -> None:
+    from evertrain.cli import tables
+
+    out = tables.console()
+    out.print(f"incident {incident['id']}: {narrate.where(incident)}: {incident['cause']}", markup=False)
+    for name, value in _facts(incident):
+        out.print(f"  {name:<11} {value}", markup=False)
+    for line in incident["evidence"]:
+        out.print(f"  {'evidence':<11} {line}", markup=False)
+    if incident.get("traceback"):
+        out.print(incident["traceback"].rstrip(), markup=False)
+
+
+def _facts(incident: dict[str, Any]) -> list[tuple[str, str]]:
+    step, new = incident["step"], incident["first_new_step"]
+    seconds = {name: value for name, value in incident["seconds"].items() if value is not None}
+    phases = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items())
+    action = incident["action"].replace("_", " ")
+    return [
+        ("when", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident["time"]))),
+        ("attempt", str(incident["attempt"]) + ("" if step is None else f", step {step}")),
+        ("category", f"{incident['category'].replace('_', ' ')}, confidence {incident['confidence']:.2f}"),
+        ("action", action + (f": {incident['because']}" if incident.get("because") else "")),
+        ("seconds", f"{sum(seconds.values()):.3f} ({phases})" if seconds else "not known yet"),
+        ("training", f"reached new ground with step {new}" if new is not None else "did not reach new ground"),
+    ]

@@ -1,0 +1,73 @@
+"""Where does a command that looks at a job get its answer? From the live controller, else from the event store.
+
+A controller that is just being started again is waited for; a job of which nothing lives any more is read from its log.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evertrain.cli import client, processes, registry
+from evertrain.cli.parsing import Parser
+from evertrain.cli.registry import KnownJob
+from evertrain.model.errors import TroubleError
+
+CONTROLLER_RETURNS_S = 3.0
+
+Json = dict[str, Any]
+
+
+class Look(NamedTuple):
+    status: Json
+    incidents: list[Json]
+    attempts: list[Json]
+    live: bool
+
+
+def parser(command: str, description: str) -> Parser:
+    """The flags that say which job is meant."""
+    made = Parser(prog=f"evertrain {command}", description=description)
+    made.add_argument("--job", "--rdzv-id", "--rdzv_id", metavar="NAME", help="which job (default: the newest here)")
+    made.add_argument("--run-dir", "--run_dir", metavar="DIR", help="where its folder lies, if not in the usual place")
+    return made
+
+
+def find(job: str | None, run_dir: str | None) -> KnownJob:
+    return registry.find(job, Path(run_dir) if run_dir is not None else None, os.environ)
+
+
+def at(job: KnownJob) -> Look:
+    """Everything that there is to know of a job now."""
+    deadline = time.monotonic() + CONTROLLER_RETURNS_S
+    while lives(job):
+        try:
+            controller = client.of_run_dir(job.run_dir)
+            return Look(
+                controller.get("/v1/status"), controller.get("/v1/incidents"), controller.get("/v1/attempts"), live=True
+            )
+        except client.Unreachable:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+    return _from_log(job)
+
+
+def lives(job: KnownJob) -> bool:
+    """Whether any process of the job still runs on this machine."""
+    return bool(processes.living(job.processes))
+
+
+def _from_log(job: KnownJob) -> Look:
+    from evertrain.controller import views
+
+    if not job.database.exists():
+        raise TroubleError(f"job {job.job} has written nothing down yet ({job.database} is not there)")
+    status = views.status_of(job.database)
+    status["job"] = job.job
+    if lives(job) and status["state"] == "stopped" and status.get("exit_code") is None:
+        status["state"] = "running" if status["workers"] else "starting"
+        status["blind"] = [*status["blind"], "the controller does not answer; this is from its log"]
+    return Look(status, views.incidents_of(job.database), views.attempts_of(job.database), live=False)

@@ -1,0 +1,67 @@
+"""`evertrain status`: how is the job doing? From the live controller, or from the log when nothing runs any more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from evertrain.cli import look
+
+RANKS_SHOWN = 32
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = look.parser("status", "How is the job doing? State, step, ranks, nodes, what is watched and what is not.")
+    parser.add_argument("name", nargs="?", metavar="JOB", help="the same as --job")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
+    args = parser.read(argv)
+    seen = look.at(look.find(args.job or args.name, args.run_dir))
+    if args.json:
+        print(json.dumps(seen.status))
+    else:
+        _show(seen)
+    return 0
+
+
+def _show(seen: look.Look) -> None:
+    from evertrain.cli import tables
+
+    status = seen.status
+    out = tables.console()
+    out.print(f"job {status['job']}: ", tables.coloured(status["state"]), sep="", end="")
+    out.print(f", {_message(status)}" if status.get("message") else "", markup=False)
+    out.print(_progress(status), markup=False)
+    out.print(_start(status), markup=False)
+    nodes = tables.coloured("")
+    for node in status["nodes"]:
+        nodes.append(f"  {node['id']} ").append_text(tables.coloured(node["state"]))
+    out.print("nodes", nodes, sep="")
+    if workers := status["workers"]:
+        out.print(tables.workers(workers[:RANKS_SHOWN]))
+    if len(workers) > RANKS_SHOWN:
+        out.print(f"and {len(workers) - RANKS_SHOWN} ranks more (--json shows all)")
+    if recent := seen.incidents[-3:]:
+        out.print(tables.incidents(recent))
+    out.print(f"active: {tables.listed(status['active'])}", markup=False)
+    out.print(f"blind: {tables.listed(status['blind'])}", markup=False)
+
+
+def _message(status: dict[str, Any]) -> str:
+    return str(status["message"]).strip()
+
+
+def _progress(status: dict[str, Any]) -> str:
+    from evertrain.cli.tables import share
+
+    step = "no step yet" if status["step"] is None else f"{status['step_kind']} step {status['step']}"
+    risk = status["steps_at_risk"]
+    at_risk = "" if risk is None else f", {risk} steps at risk if a node is lost"
+    return f"{step}, attempt {status['attempt']}, ETTR {share(status['ettr'])}{at_risk}"
+
+
+def _start(status: dict[str, Any]) -> str:
+    start = status["start"]
+    if start["mode"] == start["wanted"]:
+        return f"ranks are started by {start['mode']}"
+    return f"ranks are started by {start['mode']} instead of {start['wanted']}: {start['reason']}"

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 
 from support import leftovers, processes
 from support.jobs import user_environment
+from support.pairwise import pairwise
 from support.waiting import eventually
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -65,3 +67,11 @@ def test_the_environment_of_a_job_is_the_users(tmp_path: Path, monkeypatch: pyte
     environment = user_environment(tmp_path, {"EXTRA": "2"}, without=("PYTHON", "OMP_"))
     assert environment["KEPT"] == "1" and environment["EXTRA"] == "2"
     assert not {"PET_NNODES", "EVERTRAIN_TOKEN", "RANK", "OMP_NUM_THREADS", "PYTHONPATH"} & environment.keys()
+
+
+def test_in_a_pairwise_sample_every_two_values_meet() -> None:
+    factors = ["abc", (0, 1, 2), ("x", "y")]
+    sample = pairwise(*factors)
+    assert len(sample) < 3 * 3 * 2
+    for (i, first), (j, second) in combinations(enumerate(factors), 2):
+        assert {(cell[i], cell[j]) for cell in sample} == set(product(first, second))

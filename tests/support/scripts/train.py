@@ -1,0 +1,128 @@
+"""A small deterministic DDP training that uses the whole API, and can be held in any phase to be killed there.
+
+Writes into the working directory: `losses-r<rank>.jsonl` (one line a step, of every attempt) and at the end
+`final-r<rank>.json` with a digest of the parameters. With `--hold PHASE:RANK[:STEP]` that rank writes its pid into the
+file `held` when it gets there for the first time, and waits to be killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=12)
+parser.add_argument("--sleep", type=float, default=0.02, help="seconds a step sleeps")
+parser.add_argument("--hold", default="", metavar="PHASE:RANK[:STEP]")
+parser.add_argument("--no-settle", action="store_true")
+parser.add_argument("--fail", default="", metavar="RANK:STEP", help="this rank raises ValueError at this step, always")
+options = parser.parse_args()
+
+RANK = int(os.environ["RANK"])
+EVALUATE_EVERY = 4
+
+
+def hold(phase: str, step: int | None = None) -> None:
+    wanted_phase, _, rest = options.hold.partition(":")
+    wanted_rank, _, wanted_step = rest.partition(":")
+    if phase != wanted_phase or int(wanted_rank) != RANK:
+        return
+    if wanted_step and step is not None and step < int(wanted_step):
+        return
+    try:
+        Path("held-once").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    Path("held.new").write_text(str(os.getpid()))
+    os.replace("held.new", "held")
+    time.sleep(60)
+
+
+hold("start")
+atexit.register(hold, "exit")
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import evertrain  # noqa: E402
+
+
+class Held:
+    """State whose reading can be held: `Checkpointer.save` is in the middle of its work then."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        if self.step:
+            hold("save", self.step)
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(16, 192, generator=torch.Generator().manual_seed(step * 1000 + RANK))
+
+
+def digest(model: nn.Module) -> str:
+    whole = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        whole.update(name.encode())
+        whole.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
+    return whole.hexdigest()
+
+
+def main() -> None:
+    torch.manual_seed(1)
+    hold("init")
+    dist.init_process_group("gloo")
+    job = evertrain.init()
+    net = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(192, 192), nn.Tanh(), nn.Dropout(0.1))])
+    held = Held()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    checkpointer = evertrain.Checkpointer({"model": net, "optimizer": optimizer, "held": held})
+    done = checkpointer.load() or 0
+    if not options.no_settle:
+        evertrain.settle(model, batch(0))
+
+    losses = open(f"losses-r{RANK}.jsonl", "a", buffering=1)  # noqa: SIM115
+    for step in range(done + 1, options.steps + 1):
+        time.sleep(options.sleep)
+        if options.fail and (RANK, step) == tuple(map(int, options.fail.split(":"))):
+            raise ValueError(f"no good number at step {step}")
+        hold("step", step)
+        loss = (model(batch(step)) - batch(step)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        held.step = step
+        line = {"step": step, "loss": loss.item(), "attempt": job.attempt if job else 1}
+        losses.write(json.dumps(line) + "\n")
+        evertrain.report(step=step, loss=loss.item())
+        checkpointer.save(step)
+        if step % EVALUATE_EVERY == 0:
+            with evertrain.phase("evaluate"), torch.no_grad():
+                hold("evaluate", step)
+                net(batch(step))
+
+    checkpointer.wait()
+    dist.barrier()
+    Path(f"final-r{RANK}.json").write_text(json.dumps({"digest": digest(net), "argv": sys.argv[1:]}))
+    dist.destroy_process_group()
+    if RANK == 0:
+        print("training is over")
+
+
+if __name__ == "__main__":
+    main()

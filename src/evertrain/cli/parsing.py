@@ -84,8 +84,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The tail of an error line: `; did you mean X?`, or nothing if nothing comes near."""
     from difflib import get_close_matches
 
-    candidates = sorted({one for one in known if len(one) > 2}, key=lambda one: "_" in one)
-    near = get_close_matches(name, candidates, 1, 0.5)
+    # a flag is named in its dashed spelling
+    if name.startswith("--"):
+        name, known = name.replace("_", "-"), (one for one in known if "_" not in one)
+    near = get_close_matches(name, [one for one in known if len(one) > 2], 1, 0.5)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -116,13 +116,16 @@ def count_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> int:
 
 
 def _visible(present: int, chosen: str | None) -> int:
-    """CUDA's rule: the list counts up to its first invalid entry; names (`GPU-…`, `MIG-…`) are taken on trust."""
+    """CUDA's rule: the list counts up to its first invalid entry, one named twice voids it; names (`GPU-…`, `MIG-…`)
+    are taken on trust."""
     if chosen is None:
         return present
     seen: set[str] = set()
     for entry in (part.strip() for part in chosen.split(",")):
         is_number = entry.lstrip("-").isdigit()
-        if not entry or entry in seen or (is_number and not 0 <= int(entry) < present):
+        if entry in seen:
+            return 0
+        if not entry or (is_number and not 0 <= int(entry) < present):
             break
         seen.add(entry)
     return len(seen)

@@ -1,0 +1,42 @@
+"""Plans for tests: what the flags would give, without a script that has to exist."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from evertrain.cli.console import Console
+from evertrain.cli.plan import Plan
+from evertrain.cli.sizes import Nodes
+from evertrain.model.config import Config
+from evertrain.model.spec import Command
+
+
+def plan(root: Path, **different: Any) -> Plan:
+    usual: dict[str, Any] = {
+        "job": "job",
+        "command": Command(kind="script", target="train.py"),
+        "nodes": Nodes(1, 0),
+        "nproc": 2,
+        "start": "zygote",
+        "python": sys.executable,
+        "preload": (),
+        "mesh": None,
+        "max_restarts": None,
+        "faults": (),
+        "role": "default",
+        "signals_to_handle": "SIGTERM,SIGINT",
+        "master_addr": None,
+        "master_port": None,
+        "listen_port": 0,
+        "root": root,
+        "log_dir": None,
+        "console": Console(),
+        "observe_only": False,
+        "fresh": False,
+        "detach": False,
+        "config": Config(),
+        "notes": (),
+    }
+    return Plan(**{**usual, **different})

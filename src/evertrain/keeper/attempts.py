@@ -1,0 +1,276 @@
+"""Which attempts are there on this node, and how far are they?
+
+    preparing ──all ranks wait──▶ prepared ──go──▶ running ──every rank has ended──▶ ended ──forget──▶ (gone)
+
+Two coexist: one runs, the next has been started ahead and waits. Every command says what should be, so hearing it twice
+changes nothing. `end` works in every phase.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from evertrain.keeper.children import Child, Children, Exit
+from evertrain.keeper.lines import Message
+from evertrain.keeper.log import log
+from evertrain.keeper.loop import Loop
+from evertrain.keeper.starter import Starter
+from evertrain.keeper.waiting import Waiting
+from evertrain.keeper.zygote import Started
+
+STUCK_AFTER_S = 5.0
+"""A process that is still there so long after SIGKILL hangs in the kernel."""
+SWEEP_AGAIN_S = 0.05
+STORE_BACKLOG = 4096
+"""All ranks of a job connect in the same instant."""
+
+
+class Refused(Exception):
+    """A command that cannot be followed; the text goes back to the agent."""
+
+
+@dataclass
+class Rank:
+    """One rank of this node in one attempt, from the process that waits to the record of its end."""
+
+    waiting: Waiting
+    state: str = "waiting"
+    killed: bool = False
+    exit: Exit | None = None
+
+    @property
+    def child(self) -> Child:
+        return self.waiting.child
+
+    @property
+    def has_ended(self) -> bool:
+        return self.exit is not None
+
+    def report(self) -> Message:
+        exit = self.exit and {"status": self.exit.status, "time": self.exit.time, "core": self.exit.core}
+        pid, ticks = self.child.pid, self.child.start_ticks
+        return {"pid": pid, "start_ticks": ticks, "state": self.state, "killed": self.killed, "exit": exit}
+
+
+@dataclass
+class Attempt:
+    """One attempt, as far as this node has a part in it."""
+
+    number: int
+    term: int
+    wanted: list[int]
+    wants_store: bool
+    store_port: int | None = None
+    store: Waiting | None = None
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    gone: bool = False
+    """`go` has been given."""
+    ending: bool = False
+    """Everything of it is to be killed, whatever comes to light later."""
+    error: str = ""
+
+    @property
+    def phase(self) -> str:
+        if all(rank.has_ended for rank in self.ranks.values()) and (self.ranks or self.ending or self.error):
+            return "ended"
+        if self.gone:
+            return "running"
+        is_whole = len(self.ranks) == len(self.wanted)
+        return "prepared" if is_whole and all(rank.waiting.is_ready for rank in self.ranks.values()) else "preparing"
+
+    def report(self) -> Message:
+        return {
+            "term": self.term,
+            "phase": self.phase,
+            "store_port": self.store_port,
+            "error": self.error,
+            "ranks": {str(number): rank.report() for number, rank in self.ranks.items()},
+        }
+
+
+class Attempts:
+    """All attempts of this node, and what is done with them."""
+
+    def __init__(self, loop: Loop, children: Children, starter: Starter, changed: Callable[[], None]) -> None:
+        self._loop = loop
+        self._children = children
+        self._starter = starter
+        self._changed = changed
+        self._attempts: dict[int, Attempt] = {}
+        self._sweep_planned = False
+        self._past_sessions: set[int] = set()
+        """Sessions of ranks of forgotten attempts."""
+
+    def report(self) -> Message:
+        return {str(number): attempt.report() for number, attempt in self._attempts.items()}
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, number: int, term: int, ranks: list[int], *, store: bool, store_port: int = 0) -> None:
+        """Have a process wait for each of `ranks`, and if `store` one that serves the attempt's TCPStore."""
+        if known := self._attempts.get(number):
+            if (known.wanted, known.wants_store) != (ranks, store):
+                raise Refused(f"attempt {number} has been prepared for ranks {known.wanted}")
+            return
+        attempt = self._attempts[number] = Attempt(number, term, ranks, store)
+        listener = None
+        if store:
+            try:
+                listener = _listen(store_port)
+            except OSError as error:
+                attempt.error = f"no port for the store ({store_port or 'any'}): {error.strerror}"
+                return
+            attempt.store_port = listener.getsockname()[1]
+        self._start(attempt, listener)
+        self._changed()
+
+    def go(self, number: int, orders: dict[str, Message]) -> None:
+        """Let the ranks of a prepared attempt run."""
+        attempt = self._attempts.get(number)
+        if attempt is None or attempt.phase in ("preparing", "ended"):
+            raise Refused(f"attempt {number} is not prepared but {attempt.phase if attempt else 'unknown'}")
+        if attempt.gone:
+            return
+        if missing := [rank for rank in attempt.ranks if str(rank) not in orders]:
+            raise Refused(f"go without orders for ranks {missing} of attempt {number}")
+        attempt.gone = True
+        for rank_number, rank in attempt.ranks.items():
+            if not rank.has_ended:
+                rank.state = "running"
+                rank.waiting.line.say(orders[str(rank_number)])
+                rank.waiting.line.close_when_sent()
+        self._changed()
+
+    def end(self, number: int, signal_number: int) -> None:
+        """SIGTERM tells the ranks; SIGKILL ends them with all that they have started, and the store."""
+        attempt = self._attempts.get(number)
+        if attempt is None:
+            return
+        living = [rank for rank in attempt.ranks.values() if not rank.has_ended]
+        for rank in living:
+            rank.killed = True
+            rank.child.send(signal_number)
+        if signal_number == signal.SIGKILL and not attempt.ending:
+            attempt.ending = True
+            for rank in living:
+                rank.child.send_group(signal_number)
+            if attempt.store:
+                attempt.store.kill()
+                attempt.store = None
+            self._loop.after(STUCK_AFTER_S, lambda: self._find_stuck(attempt))
+            self._plan_sweep()
+        self._changed()
+
+    def forget(self, number: int) -> None:
+        """Drop an attempt that has ended from the reports."""
+        attempt = self._attempts.get(number)
+        if attempt is None:
+            return
+        if attempt.phase != "ended":
+            raise Refused(f"attempt {number} has not ended but is {attempt.phase}")
+        self.end(number, signal.SIGKILL)
+        self._past_sessions.update(rank.child.pid for rank in attempt.ranks.values())
+        del self._attempts[number]
+        self._changed()
+
+    def end_all(self) -> None:
+        for number in self._attempts:
+            self.end(number, signal.SIGKILL)
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    def _start(self, attempt: Attempt, listener: socket.socket | None) -> None:
+        def started(made: Started) -> None:
+            if listener:
+                # the store's process alone may hold it: clients of a dead store must be refused, not left waiting
+                listener.close()
+            attempt.error = attempt.error or made.error
+            if attempt.ending or attempt.error:
+                for waiting in (*made.ranks, *([made.store] if made.store else [])):
+                    waiting.kill()
+            else:
+                self._adopt(attempt, made)
+            self._changed()
+
+        self._starter.start(len(attempt.wanted), listener, started)
+
+    def _adopt(self, attempt: Attempt, made: Started) -> None:
+        for number, waiting in zip(attempt.wanted, made.ranks, strict=True):
+            rank = attempt.ranks[number] = Rank(waiting)
+            self._past_sessions.discard(waiting.child.pid)
+            waiting.said = lambda message: self._said(attempt, message)
+            waiting.ended = lambda exit, rank=rank: self._rank_ended(attempt, rank, exit)  # type: ignore[misc]
+        if made.store:
+            attempt.store = made.store
+            made.store.ended = lambda exit: self._store_ended(attempt, exit)
+
+    def _said(self, attempt: Attempt, message: Message) -> None:
+        if message["is"] == "refused" and not attempt.gone:
+            # none of those that wait may become a rank: the same attempt once more, started in another way
+            for rank in attempt.ranks.values():
+                rank.waiting.kill()
+            attempt.ranks.clear()
+            self._starter.refused(message["reason"], message["instead"])
+            self._start(attempt, None)
+        self._changed()
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def _rank_ended(self, attempt: Attempt, rank: Rank, exit: Exit) -> None:
+        rank.exit = exit
+        rank.state = "ended"
+        rank.waiting.line.close()
+        rank.child.send_group(signal.SIGKILL)
+        self._plan_sweep()
+        log(f"attempt {attempt.number}: pid {rank.child.pid} ended with {exit}{' on command' if rank.killed else ''}")
+        self._changed()
+
+    def _store_ended(self, attempt: Attempt, exit: Exit) -> None:
+        attempt.store = None
+        attempt.error = f"the process that served the store ended with {exit}"
+        log(f"attempt {attempt.number}: {attempt.error}")
+        self._changed()
+
+    def _find_stuck(self, attempt: Attempt) -> None:
+        for number, rank in attempt.ranks.items():
+            if not rank.has_ended:
+                rank.state = "stuck"
+                log(f"rank {number} (pid {rank.child.pid}) is still there {STUCK_AFTER_S:g} s after SIGKILL")
+                self._changed()
+
+    def _plan_sweep(self, after_s: float = 0.0) -> None:
+        if not self._sweep_planned:
+            self._sweep_planned = True
+            self._loop.after(after_s, self._sweep)
+
+    def _sweep(self) -> None:
+        """Kill what dead ranks have left behind: it has become the keeper's own child.
+
+        What is killed may have children in turn, which come to light when it is gone: so until there are none.
+        A process that has left its rank's session cannot be told from those of other ranks; it goes with the attempt.
+        """
+        self._sweep_planned = False
+        ranks = {rank.child.pid: rank for attempt in self._attempts.values() for rank in attempt.ranks.values()}
+        is_one_running = any(each.phase == "running" and not each.ending for each in self._attempts.values())
+        found_any = False
+        for pid, session in self._children.orphans():
+            if session in ranks:
+                is_doomed = ranks[session].has_ended
+            else:
+                is_doomed = session in self._past_sessions or not is_one_running
+            if is_doomed:
+                found_any = True
+                os.kill(pid, signal.SIGKILL)
+        if found_any:
+            self._plan_sweep(SWEEP_AGAIN_S)
+
+
+def _listen(port: int) -> socket.socket:
+    """A listening socket on every address of this machine, for both versions of the protocol where there are two."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=STORE_BACKLOG)
+    return socket.create_server(("", port), backlog=STORE_BACKLOG)

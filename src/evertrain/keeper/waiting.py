@@ -1,0 +1,85 @@
+"""What is a rank before it is one? A child of the keeper that waits on its line for `go`.
+
+Forked, parked or spawned, it says `ready` when nothing but `go` is missing (or `refused`, with a reason), and exits in
+silence when the line ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from evertrain.keeper import interpreter
+from evertrain.keeper.children import Child, Children, Exit
+from evertrain.keeper.lines import Lines, Message, pair
+from evertrain.keeper.loop import Loop
+
+
+class Waiting:
+    """One such process. Whoever owns it sets `said` and `ended`."""
+
+    def __init__(self, loop: Loop, children: Children, pid: int, sock: socket.socket) -> None:
+        self.said: Callable[[Message], None] = lambda _: None
+        self.ended: Callable[[Exit], None] = lambda _: None
+        self.is_ready = False
+        self.child: Child = children.adopt(pid, lambda exit: self.ended(exit))
+        # a line that ends says nothing that the end of the process does not say better
+        self.line = Lines(loop, sock, self._heard, lambda: None)
+
+    def _heard(self, message: Message | None) -> None:
+        if message is not None:
+            self.is_ready = self.is_ready or message.get("is") == "ready"
+            self.said(message)
+
+    def kill(self) -> None:
+        """End it, and hear no more of it."""
+        self.said = lambda _: None
+        self.ended = lambda _: None
+        self.line.close()
+        self.child.send(9)
+
+
+class Spawner:
+    """Starts interpreters that wait."""
+
+    def __init__(
+        self, loop: Loop, children: Children, spec: dict[str, Any], *, environ: dict[str, str], stdin: int, log: int
+    ) -> None:
+        self._loop = loop
+        self._children = children
+        self._environ = environ
+        self._stdin = stdin
+        self._log = log
+        python, command = spec["python"], spec["command"]
+        self._given = {
+            "keeper": os.getpid(),
+            "python": python,
+            "command": command,
+            "preload": spec["preload"],
+        }
+        real = interpreter.command_line(python, command)
+        # a program replaces the interpreter as a whole, so nothing needs to look like it before
+        self._argv = [python, "-u", "-"] if command["kind"] == "program" else interpreter.disguised(real)
+
+    def spawn(self, role: str, listener: socket.socket | None = None) -> Waiting:
+        """Start an interpreter in one of the roles of worker/: zygote, parked, spawned, store."""
+        ours, theirs = pair()
+        shared = {"channel": theirs.fileno(), "stdin": self._stdin}
+        if listener:
+            shared["listener"] = listener.fileno()
+        try:
+            pid = interpreter.start(
+                role, self._argv, self._given, shared=shared, environ=self._environ, log=self._log
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return self.adopt(pid, ours)
+
+    def adopt(self, pid: int, sock: socket.socket) -> Waiting:
+        """Take over a process that the zygote has forked."""
+        return Waiting(self._loop, self._children, pid, sock)

@@ -1,0 +1,161 @@
+"""How does the keeper get ranks from the zygote, and what if there is none just now?
+
+A zygote that died is started again, at once the first time, then with growing pauses. Until the next one is there,
+requests are answered without it. Ranks that it had forked are the keeper's children and live on.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from evertrain.keeper.children import Children, Exit
+from evertrain.keeper.lines import Message, pair
+from evertrain.keeper.log import log
+from evertrain.keeper.loop import Deadline, Loop
+from evertrain.keeper.waiting import Spawner, Waiting
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+
+
+@dataclass
+class Request:
+    """So many waiting ranks, and with a listening socket a process that serves the store on it."""
+
+    ranks: int
+    listener: socket.socket | None
+    done: Callable[[Started], None]
+
+
+@dataclass
+class Started:
+    """The answer to a request."""
+
+    ranks: list[Waiting]
+    store: Waiting | None = None
+    error: str = ""
+
+
+class Zygote:
+    """The process with all imports done, or the pause until there is one again."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        children: Children,
+        spawner: Spawner,
+        *,
+        ready: Callable[[], None],
+        refused: Callable[[str, str], None],
+        died: Callable[[str, list[Request]], None],
+        unable: Callable[[str, Request], None],
+    ) -> None:
+        self._loop = loop
+        self._children = children
+        self._spawner = spawner
+        self._ready = ready
+        self._refused = refused
+        self._died = died
+        self._unable = unable
+        self._process: Waiting | None = None
+        self._pause: Deadline | None = None
+        self._deaths = 0
+        self._queue: list[Request] = []
+        self._asked: list[tuple[Request, list[socket.socket]]] = []
+        self.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.child.pid if self._process else None
+
+    @property
+    def is_ready(self) -> bool:
+        return self._process is not None and self._process.is_ready
+
+    @property
+    def is_worth_waiting_for(self) -> bool:
+        """Four imports beside each other take longer than the rest of one; but one that died may do so again."""
+        return self.is_ready or self._deaths == 0
+
+    def start(self) -> None:
+        self._pause = None
+        try:
+            self._process = self._spawner.spawn("zygote")
+        except OSError as error:
+            # the caller is being built, or a deadline: tell it in a turn of its own
+            self._loop.after(0, lambda error=error: self._refused(f"no interpreter: {error}", "spawn"))  # type: ignore[misc]
+            return
+        self._process.said = self._said
+        self._process.ended = self._ended
+
+    def fork(self, request: Request) -> None:
+        self._queue.append(request)
+        if self.is_ready:
+            self._ask()
+
+    def close(self) -> list[Request]:
+        """End it; what it had not answered yet comes back."""
+        if self._pause:
+            self._pause.cancel()
+        if self._process:
+            self._process.kill()
+            self._process = None
+        return self._unanswered()
+
+    def _said(self, message: Message) -> None:
+        match message["is"]:
+            case "ready":
+                self._deaths = 0
+                self._ready()
+                self._ask()
+            case "refused":
+                self._refused(message["reason"], message["instead"])
+            case "forked":
+                self._forked(message)
+
+    def _ask(self) -> None:
+        assert self._process is not None
+        queue, self._queue = self._queue, []
+        for request in queue:
+            pairs = [pair() for _ in range(request.ranks + (request.listener is not None))]
+            theirs = [their for _, their in pairs]
+            self._asked.append((request, [our for our, _ in pairs]))
+            self._children.answers_open += 1
+            passed = [*theirs, request.listener] if request.listener else theirs
+            self._process.line.say({"do": "fork", "ranks": request.ranks}, [sock.fileno() for sock in passed])
+            for sock in theirs:
+                sock.close()
+
+    def _forked(self, message: Message) -> None:
+        request, ours = self._asked.pop(0)
+        pids = message["pids"]
+        if len(pids) < len(ours):
+            # those that were forked see the end of their lines, and go
+            for sock in ours:
+                sock.close()
+            self._children.answers_open -= 1
+            return self._unable(message["error"], request)
+        waiting = [self._spawner.adopt(pid, sock) for pid, sock in zip(pids, ours, strict=True)]
+        self._children.answers_open -= 1
+        store = waiting.pop() if request.listener else None
+        request.done(Started(waiting, store))
+        return None
+
+    def _ended(self, exit: Exit) -> None:
+        self._process = None
+        self._deaths += 1
+        pause_s = 0 if self._deaths == 1 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._deaths - 2))
+        self._pause = self._loop.after(pause_s, self.start)
+        reason = f"the zygote ended with {exit} and is being started again"
+        log(reason)
+        self._died(reason, self._unanswered())
+
+    def _unanswered(self) -> list[Request]:
+        asked, self._asked = self._asked, []
+        queue, self._queue = self._queue, []
+        for _, ours in asked:
+            self._children.answers_open -= 1
+            for sock in ours:
+                sock.close()
+        return [request for request, _ in asked] + queue

@@ -1,0 +1,146 @@
+"""How does a waiting process become a rank? The same way whether it was forked, parked or spawned.
+
+    wait ──go──▶ output to files ▶ environment ▶ looks ▶ `__main__` ▶ session ▶ script ──▶ normal interpreter exit
+
+`run` returns when the script is done; whoever called it returns too, up to the last line of the bootstrap, so that the
+interpreter ends as it does after any script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import sysconfig
+import traceback
+from types import TracebackType
+from typing import Any, NoReturn
+
+from evertrain.worker import disguise, script, session
+
+Given = dict[str, Any]
+"""What the keeper told this process at its start: keeper, python, command, preload, and descriptors."""
+Go = dict[str, Any]
+"""What the keeper tells it at `go`: env, session, stdout, stderr."""
+
+
+def wait(channel: int, keeper: int) -> Go:
+    """Say that nothing but `go` is missing, and wait for it. Without a keeper there is nothing to wait for."""
+    _say(channel, {"is": "ready"})
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        received = os.read(channel, 1 << 16)
+        if not received:
+            os._exit(0)
+        line += received
+    # a forked process has become the keeper's child by now: go follows on the zygote's answer
+    if not disguise.die_with_parent(keeper):
+        os._exit(0)
+    go: Go = json.loads(line)
+    return go
+
+
+def refuse(channel: int, reason: str, instead: str) -> NoReturn:
+    """Say that this process must not become a rank, and end."""
+    _say(channel, {"is": "refused", "reason": reason, "instead": instead})
+    os._exit(0)
+
+
+def run(go: Go, given: Given, startup: frozenset[str]) -> None:
+    """Be the rank that `go` describes."""
+    os.close(given["channel"])
+    disguise.redirect_output(go["stdout"], go["stderr"])
+    os.environ.update(go["env"])
+    command = given["command"]
+    args = script.arguments(command, go["env"].get("LOCAL_RANK", ""))
+    if command["kind"] == "program":
+        _become(command["target"], args)
+    _draw_own_numbers()
+    real = [given["python"], "-u", *(["-m"] if command["kind"] == "module" else []), command["target"], *args]
+    disguise.show_command_line(real)
+    disguise.name_process(os.path.basename(given["python"]))
+    sys.orig_argv[:] = real
+    script.forget_clashes(command, startup)
+    try:
+        session.begin(go["session"])
+        script.run(command, args)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        error.__traceback__ = theirs = _without_launcher(error.__traceback__)
+        _record(error, go["session"]["exception_path"])
+        _show_without_launcher(theirs)
+        raise
+
+
+def _become(program: str, args: list[str]) -> NoReturn:
+    """Be replaced by a program that is not Python."""
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
+    try:
+        os.execvp(program, [program, *args])
+    except OSError as error:
+        print(f"evertrain: cannot run {program}: {error.strerror}", file=sys.stderr)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _draw_own_numbers() -> None:
+    """What a fork has copied and every process should have for itself; `random` sees to that by itself."""
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    if process := sys.modules.get("multiprocessing.process"):
+        process.current_process().authkey = os.urandom(32)
+
+
+def _without_launcher(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, script.__file__):
+        trace = trace.tb_next
+    return trace
+
+
+def _show_without_launcher(theirs: TracebackType | None) -> None:
+    """Have the interpreter show the error as if the script had been started by itself.
+
+    The error still has to pass through the launcher's own frames, and each adds a line to its traceback.
+    """
+    hook = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+        sys.excepthook = hook
+        sys.last_traceback = error.__traceback__ = theirs
+        hook(kind, error, theirs)
+
+    sys.excepthook = show
+
+
+def _record(error: BaseException, path: str) -> None:
+    """Write down what ended the script, for the controller to read."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    at = own[-1] if own else frames[-1] if frames else None
+    record = {
+        "type": type(error).__qualname__,
+        "module": type(error).__module__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        # the user's own line: what a library raises there moves with its version, not with the mistake
+        "file": at.filename if at else None,
+        "line": at.lineno if at else None,
+        "step": session.current.step if session.current else None,
+    }
+    try:
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(record, file)
+    except OSError:
+        pass
+
+
+_LIBRARIES = tuple({*sysconfig.get_paths().values(), os.path.dirname(os.path.dirname(__file__))})
+
+
+def _say(channel: int, message: dict[str, Any]) -> None:
+    try:
+        os.write(channel, json.dumps(message).encode() + b"\n")
+    except OSError:  # the keeper is gone, and so is this process in a moment
+        pass

@@ -1,0 +1,97 @@
+"""What is imported before there is a rank, and may the process be forked afterwards?
+
+Importing torch is what a start costs, so it is done ahead, with whatever `--preload` names. It must leave the process
+as a script would find it: no environment variable, no thread, no trace of CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from evertrain.worker import hooks, script
+
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Makes `torch.cuda.is_available()` ask the driver's management library, which does not initialise CUDA."""
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dxg", "/dev/dri/")
+
+
+class Unfit(Exception):
+    """These imports must not be done ahead, and `instead` is the start that may work."""
+
+    def __init__(self, reason: str, instead: str) -> None:
+        super().__init__(reason)
+        self.instead = instead
+
+
+def load(command: script.Command, names: Sequence[str], startup: frozenset[str]) -> None:
+    """Import all of it and install the hooks."""
+    with _environment_restored():
+        try:
+            import torch
+            import torch._dynamo  # the first optimizer would import it
+            import torch.distributed
+        except Exception as error:
+            raise Unfit(f"torch cannot be imported: {error}", "spawn") from error
+        assert torch
+    if clash := script.clashes(command, startup, even_own=True):
+        raise Unfit(_clash_text(clash), "spawn")
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            raise Unfit(f"--preload {name} failed: {type(error).__name__}: {error}", "spawn") from error
+    if clash := script.clashes(command, startup, even_own=False):
+        raise Unfit(_clash_text(clash), "spawn")
+    hooks.install()
+
+
+def end_idle_threads() -> None:
+    """OpenBLAS starts threads at import; it ends them before a fork, and starts them again when they are needed."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def why_not_fork() -> str | None:
+    """What a forked child could not live with: another thread, an open GPU, or CUDA."""
+    import torch
+
+    if torch.cuda._initialized or torch.cuda._is_in_bad_fork():
+        return "CUDA has been initialised by an import"
+    if opened := sorted(path for _, path in open_descriptors() if path.startswith(DEVICES)):
+        return f"an import has opened {', '.join(opened)}"
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        return f"imports have left {threads} threads"
+    return None
+
+
+def open_descriptors() -> Iterator[tuple[int, str]]:
+    """Every open descriptor above standard error, and what it is."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) > 2:
+                yield int(name), os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the one that was open for the listing
+            pass
+
+
+@contextmanager
+def _environment_restored() -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ[NVML_CHECK] = "1"
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _clash_text(names: Sequence[str]) -> str:
+    one = "a module" if len(names) == 1 else "modules"
+    return f"beside the script there is {one} that torch or --preload has already loaded otherwise: {', '.join(names)}"

@@ -59,6 +59,12 @@ def text(value: str, size: int) -> bytes:
     return value.encode("utf-8", "backslashreplace")[: size - 1]
 
 
+def number(value: SupportsFloat) -> float:
+    """As a float; a tensor in the middle of a graph as well."""
+    detach = getattr(value, "detach", None)
+    return float(value if detach is None else detach())
+
+
 def create(path: str, *, job: str, term: int, attempt: int, rank: int) -> None:
     """Allocate an empty page at `path`. The agent does this before it lets the rank go.
 
@@ -120,7 +126,7 @@ class PageWriter:
     def set_metrics(self, metrics: dict[str, SupportsFloat]) -> None:
         """Replace the named metrics; the first eight are kept."""
         kept = list(metrics.items())[:MAX_METRICS]
-        self._metrics = b"".join([METRIC.pack(text(name, 24), float(value)) for name, value in kept])
+        self._metrics = b"".join([METRIC.pack(text(name, 24), number(value)) for name, value in kept])
         self.metrics_count = len(kept)
 
     def write(self, now: float | None = None) -> None:

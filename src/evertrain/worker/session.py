@@ -153,14 +153,14 @@ class Session:
         if step is not None:
             self.finished(step, now)
         if loss is not None:
-            written.loss = value = float(loss)
+            written.loss = value = page.number(loss)
             written.flags |= page.HAS_LOSS
             self.loss_is_finite = math.isfinite(value)
         if grad_norm is not None:
-            written.grad_norm = float(grad_norm)
+            written.grad_norm = page.number(grad_norm)
             written.flags |= page.HAS_GRAD_NORM
         if tokens is not None:
-            written.tokens = float(tokens)
+            written.tokens = page.number(tokens)
             written.flags |= page.HAS_TOKENS
         if metrics:
             written.set_metrics(metrics)

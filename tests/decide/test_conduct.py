@@ -216,7 +216,7 @@ def test_one_rank_with_0_gives_the_others_a_deadline_that_progress_renews() -> N
     world.train(2)
     world.turn()
     world.end(2, Exit(status=0, time=world.now))
-    world.turn()
+    world.turn(6.0)
     assert "rank 2 exited with 0" in str(
         views.status(world.state, world.picture(), job="job", now=world.now)["message"]
     )

@@ -18,7 +18,7 @@ from evertrain.agent import commands, environment
 from evertrain.agent.controller_link import ControllerLink
 from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.node import NodeView
-from evertrain.checkpoint import disk, slots
+from evertrain.checkpoint import disk
 from evertrain.model.report import Desired, DesiredAttempt, Report
 from evertrain.model.spec import AgentSpec
 from evertrain.worker import page
@@ -136,8 +136,6 @@ class Agent:
             )
             folder = self._view.log_folder(attempt.attempt, order.rank)
             folder.mkdir(parents=True, exist_ok=True)
-            slots_dir = self._view.slots_dir(order.rank)
-            slots_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             lines[str(order.rank)] = {
                 "env": environment.of_rank(go, order, spec.job, str(folder / "error.json"), os.environ),
                 "stdout": str(folder / "stdout.log"),
@@ -152,7 +150,7 @@ class Agent:
                     "local_rank": order.local_rank,
                     "world_size": go.world_size,
                     "page": str(page_path),
-                    "slots_dir": str(slots_dir),
+                    "slots_dir": str(self._view.slots_dir),
                     "disk_dir": spec.disk_dir,
                     "resume": go.resume,
                     "resume_tier": order.resume_tier,
@@ -186,13 +184,9 @@ class Agent:
 
     async def _flush_to_disk(self, order: Desired, step: int) -> None:
         """Bring one step of this node's ranks from memory to disk, beside everything else."""
-        paths = [
-            Path(slot.path)
-            for rank in order.ranks
-            for slot in slots.list(self._view.slots_dir(rank))
-            if slot.step == step and slot.attempt >= order.first_attempt
-        ]
-        problems = await asyncio.to_thread(disk.flush, paths, Path(self._spec.disk_dir))
+        paths = self._view.in_memory(step, order)
+        # nothing in memory: this node's copies of the step are on disk already
+        problems = await asyncio.to_thread(disk.flush, paths, self._spec.disk_dir) if paths else ()
         for problem in problems:
             self._trouble(problem)
         if not problems:

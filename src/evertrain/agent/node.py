@@ -70,8 +70,17 @@ class NodeView:
     def log_folder(self, attempt: int, rank: int) -> Path:
         return Path(self._spec.log_root) / f"attempt_{attempt}" / str(rank)
 
-    def slots_dir(self, rank: int) -> Path:
-        return self._node_dir / "slots" / f"r{rank}"
+    @property
+    def slots_dir(self) -> Path:
+        return self._node_dir / "slots"
+
+    def in_memory(self, step: int, order: Desired) -> list[Path]:
+        """The slots that hold `step`, one a rank; of two runs of the same step the later one counts."""
+        found = [
+            slot for slot in slots.list(self.slots_dir) if slot.step == step and slot.rank in order.ranks
+        ]
+        newest = {slot.rank: Path(slot.path) for slot in sorted(found, key=lambda slot: slot.attempt)}
+        return list(newest.values())
 
     def reread_copies(self) -> None:
         """Forget what was read of the checkpoints: something has changed them."""
@@ -134,13 +143,12 @@ class NodeView:
             return
         if self._copies_after == order.last_attempt:
             return
-        found: list[Copy] = []
-        for rank in order.ranks:
-            for slot in slots.list(self.slots_dir(rank)):
-                found.append(Copy(rank=slot.rank, step=slot.step, attempt=slot.attempt, tier="memory"))
-        for kept in disk.list(Path(self._spec.disk_dir)):
-            found.append(Copy(rank=kept.rank, step=kept.step, attempt=kept.attempt, tier="disk"))
-        self._copies = tuple(copy for copy in found if copy.attempt >= order.first_attempt)
+        kept = (*slots.list(self.slots_dir), *disk.list(self._spec.disk_dir))
+        self._copies = tuple(
+            Copy(rank=slot.rank, step=slot.step, attempt=slot.attempt, tier=slot.tier)
+            for slot in kept
+            if slot.rank in order.ranks and slot.attempt >= order.first_attempt
+        )
         self._copies_after = order.last_attempt
 
 

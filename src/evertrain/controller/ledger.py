@@ -62,7 +62,13 @@ def lost(state: JobState, now: float) -> list[Interval]:
 
 
 def _back(attempt: Attempt | None, end: float) -> float:
-    return attempt.resumed.resumed_time if attempt is not None and attempt.resumed is not None else end
+    if attempt is None:
+        return end
+    if attempt.resumed is not None:
+        return attempt.resumed.resumed_time
+    # a program whose steps nobody can see, and that has done its work
+    completed = attempt.ended is not None and attempt.ended.outcome == "completed"
+    return attempt.started.time if completed else end
 
 
 def _merge(intervals: list[Interval]) -> list[Interval]:

@@ -6,6 +6,7 @@ One builder serves the live API and the look at a database after the end.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ _ACTIVE = (
     "restart in place",
     "checkpoints in shared memory",
 )
+
+
+# ranks never end in the same instant; so long one may be first without a word
+_NOTEWORTHY_S = 5.0
 
 
 def status_of(database: Path) -> dict[str, Any]:
@@ -62,7 +67,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "nodes": [{"id": node, "state": _node_state(state, node)} for node in (state.run.nodes if state.run else ())],
         "active": list(_ACTIVE),
         "blind": _blind(state, picture, live),
-        "message": _message(state, picture),
+        "message": _message(state, picture, now),
         "exit_code": state.ended.exit_code if state.ended else None,
         "restarts": max(0, len(state.attempts) - 1),
         "resume": attempt.started.resume if attempt else None,
@@ -171,22 +176,26 @@ def _blind(state: JobState, picture: Picture, live: bool) -> list[str]:
     return blind
 
 
-def _message(state: JobState, picture: Picture) -> str:
+def _message(state: JobState, picture: Picture, now: float) -> str:
     """The one line that matters now."""
     if state.ended is not None:
         return state.ended.message
     attempt = state.active
     if attempt is not None and attempt.ending is None:
-        gone = sorted(rank for rank, end in attempt.ends.items() if end.status == 0)
+        gone = sorted(rank for rank, end in attempt.ends.items() if now - end.ended_time > _NOTEWORTHY_S)
         if gone and attempt.alive():
-            named = ", ".join(str(rank) for rank in gone[:8])
-            return f"rank {named} exited with 0; {len(attempt.alive())} ranks still run"
+            return f"{_ranks(gone)} exited with 0; {_ranks(attempt.alive())} still running"
     if attempt is not None and attempt.started.reached is not None and attempt.started.resume is None:
         return f"no checkpoint that all ranks have; started again from nothing after step {attempt.started.reached}"
     for node in sorted(picture.nodes):
         if problems := picture.nodes[node].report.problems:
             return f"{node}: {problems[-1]}"
     return ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
 
 
 def incidents(state: JobState) -> list[dict[str, Any]]:

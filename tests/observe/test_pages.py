@@ -1,0 +1,239 @@
+"""A page can be read in whatever state its writer died; what cannot be read is blind, with a reason."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from evertrain.observe import pages
+from evertrain.worker import mapping, page
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    made = str(tmp_path / "page")
+    page.create(made, job="job", term=3, attempt=2, rank=5)
+    return made
+
+
+def test_what_is_written_is_read(path: str) -> None:
+    writer = page.PageWriter(path)
+    writer.abs_step, writer.rel_step, writer.reached = 40, 7, 39
+    writer.progress_time, writer.passed_time, writer.step_s = 10.5, 11.5, 0.25
+    writer.phase, writer.group, writer.op = b"evaluate", b"tp", b"allreduce"
+    writer.collective_seq, writer.collective_state = 17, page.ENTERED
+    writer.loss, writer.flags = float("inf"), page.HAS_LOSS | page.ENV_CHANGED
+    writer.set_metrics({"accuracy": 0.5, "lr": 1e-3})
+    writer.write(12.0)
+
+    view, reason = pages.read(path)
+    assert view is not None and reason == ""
+    assert (view.job, view.term, view.attempt, view.rank, view.pid) == ("job", 3, 2, 5, os.getpid())
+    assert (view.abs_step, view.rel_step, view.reached, view.resumed_step) == (40, 7, 39, -1)
+    assert (view.written_time, view.progress_time, view.passed_time, view.step_s) == (12.0, 10.5, 11.5, 0.25)
+    assert view.collective == pages.Collective("tp", 17, "allreduce", "entered", 0.0)
+    assert (view.phase, view.loss, view.grad_norm, view.tokens) == ("evaluate", float("inf"), None, None)
+    assert view.metrics == {"accuracy": 0.5, "lr": 1e-3} and view.env_changed
+
+
+def test_the_newest_write_counts(path: str) -> None:
+    writer = page.PageWriter(path)
+    for step in range(1, 6):
+        writer.abs_step = step
+        writer.write()
+        view, _ = pages.read(path)
+        assert view is not None and (view.abs_step, view.sequence) == (step, step)
+
+
+def test_a_torn_slot_leaves_the_one_before(path: str) -> None:
+    writer = page.PageWriter(path)
+    for step in (1, 2):
+        writer.abs_step = step
+        writer.write()
+    raw = bytearray(Path(path).read_bytes())
+    second = page.HEADER_BYTES + page.SLOT_BYTES if writer.sequence % 2 == 0 else page.HEADER_BYTES
+    for at in (0, 8, 100, page.SLOT_BYTES - 8):
+        torn = raw.copy()
+        torn[second + at] ^= 0xFF
+        view, _ = pages.parse(bytes(torn))
+        assert view is not None and view.abs_step == 1
+
+
+def test_a_new_page_has_nothing_to_say_yet(path: str) -> None:
+    assert pages.read(path) == (None, "nothing written yet")
+
+
+def test_an_unknown_layout_is_blind(path: str) -> None:
+    raw = bytearray(Path(path).read_bytes())
+    struct.pack_into("@I", raw, 8, page.LAYOUT + 1)
+    view, reason = pages.parse(bytes(raw))
+    assert view is None and "layout 2" in reason
+
+
+@pytest.mark.parametrize("raw", [b"", b"short", bytes(page.SIZE), b"x" * page.SIZE])
+def test_garbage_is_blind(raw: bytes) -> None:
+    view, reason = pages.parse(raw)
+    assert view is None and reason
+
+
+def test_both_slots_damaged_is_blind(path: str) -> None:
+    page.PageWriter(path).write()
+    raw = bytearray(Path(path).read_bytes())
+    raw[page.HEADER_BYTES + 40] ^= 1
+    raw[page.HEADER_BYTES + page.SLOT_BYTES + 40] ^= 1
+    assert pages.parse(bytes(raw)) == (None, "both slots are damaged")
+
+
+def test_a_missing_page_is_blind(tmp_path: Path) -> None:
+    view, reason = pages.read(tmp_path / "none")
+    assert view is None and "No such file" in reason
+
+
+def test_text_is_cut_and_escaped(path: str) -> None:
+    writer = page.PageWriter(path)
+    writer.phase, writer.group = page.text("\x1b[31mred\n", 32), page.text("ü" * 100, 48)
+    writer.set_metrics({f"metric {index}": index for index in range(20)})
+    writer.write()
+    view, _ = pages.read(path)
+    assert view is not None
+    assert view.phase == r"\x1b[31mred\n" and view.collective.group.startswith("üüü")
+    assert len(view.metrics) == page.MAX_METRICS
+
+
+def test_creating_leaves_no_descriptor_and_a_private_file(path: str) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    page.PageWriter(path).write()
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+def test_no_room_names_the_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=rf"{page.SIZE:,} bytes are needed, .* are free in"):
+        page.create(str(tmp_path / "page"), job="job", term=1, attempt=1, rank=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_running_writer_can_be_read_at_any_time(path: str) -> None:
+    writer = page.PageWriter(path)
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            writer.write()
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        time.sleep(0.05)
+        last = 0
+        for _ in range(200):
+            view, reason = pages.read(path)
+            assert view is not None, reason
+            assert view.sequence >= last
+            last = view.sequence
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_mapped_bytes_reach_the_file(tmp_path: Path) -> None:
+    mapping.allocate(str(tmp_path / "file"), 8192)
+    mapping.map_file(str(tmp_path / "file"))[8000:8003] = b"abc"
+    assert (tmp_path / "file").read_bytes()[8000:8003] == b"abc"
+
+
+BUSY = """
+import itertools, os, random, struct, sys
+sys.path.insert(0, sys.argv[1])
+from evertrain.worker import page
+def write_for_ever(path):
+    writer = page.PageWriter(path)
+    for step in itertools.count():
+        writer.abs_step = writer.rel_step = step
+        writer.phase = b"%d" % step
+        writer.write()
+for line in sys.stdin:                     # each line: fork a writer on this page, tell its pid
+    pid = os.fork()
+    if pid == 0:
+        write_for_ever(line.strip())
+    print(pid, flush=True)
+    os.waitpid(pid, 0)                     # it ends by SIGKILL
+    print("dead", flush=True)
+"""
+
+
+def _checked(path: str) -> pages.PageView:
+    view, reason = pages.read(path)
+    assert view is not None, reason
+    assert view.rel_step == view.abs_step == int(view.phase) == view.sequence - 1
+    return view
+
+
+def test_ten_thousand_deaths_and_stops_in_mid_write(tmp_path: Path) -> None:
+    """9,200 SIGSTOPs and 800 SIGKILLs at random moments of a writer that does nothing but write."""
+    rng = random.Random(7)
+    source = str(Path(page.__file__).parents[2])
+    forker = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", BUSY, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert forker.stdin is not None and forker.stdout is not None
+    path = str(tmp_path / "page")
+    stops = kills = moved = pid = 0
+    try:
+        for life in range(800):
+            page.create(path, job="job", term=1, attempt=life, rank=0)
+            print(path, file=forker.stdin, flush=True)
+            pid = int(forker.stdout.readline())
+            deadline = time.monotonic() + 10
+            while pages.read(path)[0] is None:
+                assert time.monotonic() < deadline, "the writer has not begun"
+            last = -1
+            for _ in range(11 if life < 400 else 12):
+                time.sleep(rng.random() * 2e-4)
+                os.kill(pid, signal.SIGSTOP)
+                _wait_stopped(pid)
+                seen = _checked(path).sequence
+                assert seen >= last
+                moved += seen > last
+                last = seen
+                stops += 1
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(rng.random() * 2e-4)
+            os.kill(pid, signal.SIGKILL)
+            assert forker.stdout.readline() == "dead\n"
+            assert _checked(path).sequence >= last
+            kills += 1
+            pid = 0
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+        forker.kill()
+        forker.wait()
+        forker.stdin.close()
+        forker.stdout.close()
+    assert (stops, kills) == (9200, 800)
+    assert moved > 8000, "between two stops the writer has written, as a rule"
+
+
+def _wait_stopped(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            if file.read().rsplit(b") ", 1)[1][:1] == b"T":
+                return
+        assert time.monotonic() < deadline

@@ -166,17 +166,12 @@ def _milestones(state: JobState, attempt: Attempt, picture: Picture, config: Con
     step, relative = steps(attempt, picture)
     moved = [page.progress_time for page in pages.values() if page.progress_time > 0]
     if moved and (mark is None or max(moved) - mark.progress_time >= _MARK_EVERY_S):
-        records.append(
-            r.Progress(
-                time=now,
-                attempt=attempt.number,
-                step=step,
-                relative_step=relative,
-                progress_time=max(moved),
-                first_progress_time=mark.first_progress_time if mark else min(moved),
-            )
-        )
+        records.append(_mark(attempt, step, relative, max(moved), now))
     return records
+
+
+def _mark(attempt: Attempt, step: int | None, relative: int, progress_time: float, now: float) -> r.Progress:
+    return r.Progress(time=now, attempt=attempt.number, step=step, relative_step=relative, progress_time=progress_time)
 
 
 def _closed(incident: int, passed: float, attempt: Attempt, picture: Picture, now: float) -> r.IncidentClosed:
@@ -231,21 +226,8 @@ def _attempt_over(state: JobState, picture: Picture, config: Config, now: float)
         records.append(_closed(incident.number, now, attempt, picture, now))
     moved = [page.progress_time for page in pages.values() if page.progress_time > 0]
     if moved:
-        mark = attempt.progress
-        first = mark.first_progress_time if mark else min(moved)
-        records.append(
-            r.Progress(
-                time=now,
-                attempt=attempt.number,
-                step=step,
-                relative_step=relative,
-                progress_time=max(moved),
-                first_progress_time=first,
-            )
-        )
-        lasted = max(moved) - first
-    else:
-        lasted = 0.0
+        records.append(_mark(attempt, step, relative, max(moved), now))
+    lasted = max(moved) - attempt.resumed.resumed_time if moved and attempt.resumed is not None else 0.0
     records.append(
         r.AttemptEnded(
             time=now,

@@ -140,7 +140,7 @@ class IncidentClosed(Record, frozen=True, kw_only=True):
     incident: int
     first_new_step: int | None
     passed_time: float | None
-    """When the slowest rank had done the first step higher than `reached`; None: another fault or the end came before."""
+    """When the slowest rank had done a step higher than `reached`; None: another fault or the end came before."""
 
 
 class Progress(Record, frozen=True, kw_only=True):
@@ -150,7 +150,6 @@ class Progress(Record, frozen=True, kw_only=True):
     step: int | None
     relative_step: int
     progress_time: float
-    first_progress_time: float
 
 
 class NodeChanged(Record, frozen=True, kw_only=True):

@@ -30,6 +30,8 @@ class Role:
     log: Path
     environ: Mapping[str, str]
     descriptors: tuple[int, ...] = ()
+    stale: tuple[Path, ...] = ()
+    """What its predecessor, known to be dead, may have left in the way: a socket cannot be bound twice."""
     stdin: bool = False
     """Ranks read what the user pipes into the command, so their keeper inherits it."""
 
@@ -57,6 +59,8 @@ class Child:
     def start(self) -> None:
         role = self.role
         role.spec.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in role.stale:
+            leftover.unlink(missing_ok=True)
         places.write_private(role.spec, role.content)
         with role.log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -69,6 +69,7 @@ def keeper(plan: Plan, here: Places, node: str, environ: Mapping[str, str], owne
         log=here.log(f"keeper-{node}"),
         environ=environ,
         descriptors=_passed(owner),
+        stale=(here.node_dir(node) / "keeper.sock",),
         stdin=True,
     )
 

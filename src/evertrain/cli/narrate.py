@@ -17,9 +17,10 @@ def lines(before: Seen | None, now: Seen) -> list[str]:
     was = before.status if before is not None else {}
     status = now.status
     said: list[str] = []
-    said += _attempt(was, status)
+    said += _opened(before, now)
     said += _start_mode(was, status)
-    said += _incidents(before, now)
+    said += _attempt(was, status)
+    said += _closed(before, now)
     said += _nodes(was, status)
     if status.get("message") and status["message"] != was.get("message") and status["state"] not in FINAL:
         said.append(status["message"])
@@ -44,16 +45,15 @@ def _start_mode(was: Json, status: Json) -> list[str]:
     return [f"ranks are started by {start['mode']} instead of {start['wanted']}: {start['reason']}"]
 
 
-def _incidents(before: Seen | None, now: Seen) -> list[str]:
-    known = {incident["id"]: incident for incident in before.incidents} if before is not None else {}
-    said = []
-    for incident in now.incidents:
-        earlier = known.get(incident["id"])
-        if earlier is None or earlier["cause"] != incident["cause"]:
-            said.append(opened(incident))
-        if incident["first_new_step"] is not None and (earlier is None or earlier["first_new_step"] is None):
-            said.append(closed(incident))
-    return said
+def _opened(before: Seen | None, now: Seen) -> list[str]:
+    """New incidents, and those whose cause a record that came late has corrected."""
+    known = {incident["id"]: incident["cause"] for incident in before.incidents} if before is not None else {}
+    return [opened(incident) for incident in now.incidents if known.get(incident["id"]) != incident["cause"]]
+
+
+def _closed(before: Seen | None, now: Seen) -> list[str]:
+    over = {incident["id"] for incident in before.incidents if not incident["open"]} if before is not None else set()
+    return [closed(incident) for incident in now.incidents if not incident["open"] and incident["id"] not in over]
 
 
 def opened(incident: Json) -> str:
@@ -63,8 +63,12 @@ def opened(incident: Json) -> str:
 
 
 def closed(incident: Json) -> str:
-    lost_s = [value for value in incident["seconds"].values() if value is not None]
-    return f"incident {incident['id']} is over: step {incident['first_new_step']} after {sum(lost_s):.2f} s"
+    if incident["seconds"]["recompute"] is None:
+        return f"incident {incident['id']} is over"
+    lost_s = sum(value for value in incident["seconds"].values() if value is not None)
+    step = incident["first_new_step"]
+    where = "training goes on" if step is None else f"step {step} is done, as far as it had been"
+    return f"incident {incident['id']} is over: {where} after {lost_s:.2f} s"
 
 
 def where(incident: Json) -> str:

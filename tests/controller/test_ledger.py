@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evertrain.controller import ledger
-from tests.decide.world import World
+from support.world import World
 
 
 def test_a_run_without_faults_loses_only_its_start() -> None:

@@ -12,7 +12,7 @@ from evertrain.model.config import Config, RestartConfig
 from evertrain.model.records import AttemptEnding, AttemptStarted, IncidentOpened, JobEnded, SignalRaised
 from evertrain.model.report import Copy, Exit, RankError
 
-from .world import LOST, World
+from support.world import LOST, World
 
 BUG = RankError(type="ValueError", message="boom", file="/t.py", line=7, step=3)
 

@@ -67,8 +67,7 @@ def flush(paths: Iterable[str | os.PathLike[str]], disk_dir: str | os.PathLike[s
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         return (f"{folder}: {_reason(error, sources)}",)
-    shutil.rmtree(f"{target}.old", ignore_errors=True)
-    _forget_old(folder)
+    _tidy(folder)
     return ()
 
 
@@ -114,9 +113,11 @@ def _copy(source: str, header: layout.SlotHeader, target: str) -> None:
         os.fsync(write.fileno())
 
 
-def _forget_old(folder: str) -> None:
-    for step in _steps(folder)[:-KEPT]:
-        shutil.rmtree(os.path.join(folder, step), ignore_errors=True)
+def _tidy(folder: str) -> None:
+    """Remove all but the last three steps, and what a flush that was killed has left."""
+    unfinished = tuple(name for name in _names(folder) if name.endswith((".partial", ".old")))
+    for name in (*_steps(folder)[:-KEPT], *unfinished):
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 def _steps(folder: str) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ in C++, FSDP2, functional collectives. A Python kernel at the key `BackendSelect
 
     launched ──▶ page: entered ──▶ Work.wait() returns, or a later event finds it completed ──▶ page: done
 
-C++ code waits without Python, so `entered` may be stale until the next collective or optimizer step.
+C++ code waits without Python, so `entered` may be stale until the next collective or optimizer step. Some of gloo's
+operators (reduce-scatter) never say that they are completed; on the CPU the return of `wait()` says it for them.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from evertrain.worker import page, session
 _POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
 _NO_COMMUNICATION = frozenset({"check_for_nan"})
 
-_pending: dict[int, tuple[Any, bytes, int, bytes]] = {}
-"""Launched and not seen to end, oldest first: id of the Work to (Work, group, sequence number, op)."""
+_pending: dict[int, tuple[Any, bool, bytes, int, bytes]] = {}
+"""Launched and not seen to end, oldest first: id of the Work to (Work, on the CPU, group, sequence number, op)."""
+_KEPT_ON_CPU = 8
+"""So many that have not said they are completed stay known; each keeps its tensors alive."""
 _counters: dict[str, list[Any]] = {}
 """Group name to [its name as bytes, collectives, sends and receives]."""
 _library: torch.library.Library | None = None
@@ -73,7 +76,7 @@ def _kernel(name: str) -> Callable[..., Any] | None:
             counter = counters[group_name] = [page.text(group_name, 48), 0, 0]
         counter[count_at] = sequence = counter[count_at] + 1
         if pending:
-            _forget_completed()
+            _forget_completed(keep=_KEPT_ON_CPU)
         written = current.page
         written.group, written.op = counter[0], op
         written.collective_seq, written.collective_state = sequence, entered
@@ -82,7 +85,7 @@ def _kernel(name: str) -> Callable[..., Any] | None:
         result = redispatch(keys & after, *arguments)
         if work_at is not None:
             work = unbox_work(result if alone else result[work_at])
-            pending[id(work)] = (work, counter[0], sequence, op)
+            pending[id(work)] = (work, _is_on_cpu(arguments), counter[0], sequence, op)
         return result
 
     return kernel
@@ -98,11 +101,11 @@ def _see_waits() -> None:
         if known is None or current is None:
             return original(self, *arguments, **named)
         written = current.page
-        if (written.group, written.collective_seq, written.op) != known[1:]:
+        if (written.group, written.collective_seq, written.op) != known[2:]:
             _show(current.page, known, page.ENTERED)
         result = original(self, *arguments, **named)
         # on a GPU wait() only orders streams: the collective itself may still be under way
-        if self.is_completed():
+        if known[1] or self.is_completed():
             _pending.pop(id(self), None)
             _show(current.page, known, page.DONE)
         return result
@@ -110,26 +113,34 @@ def _see_waits() -> None:
     Work.wait = wait  # type: ignore[method-assign]
 
 
-def _forget_completed() -> None:
-    """Let go of what has ended, oldest first: a Work keeps its tensors alive."""
+def _is_on_cpu(arguments: Any) -> bool:
+    first = arguments[0]
+    while type(first) is list and first:
+        first = first[0]
+    return bool(getattr(first, "is_cpu", True))
+
+
+def _forget_completed(keep: int) -> None:
+    """Let go of what has ended, oldest first, and of all but `keep` on the CPU."""
     while _pending:
         key = next(iter(_pending))
-        if not _pending[key][0].is_completed():
+        work, on_cpu, *_ = _pending[key]
+        if not (work.is_completed() or (on_cpu and len(_pending) > keep)):
             return
         del _pending[key]
 
 
 def settle_pending() -> None:
     """An optimizer step begins: what DDP launched and C++ waited for is over, and the page should say so."""
-    _forget_completed()
+    _forget_completed(keep=0)
     current = session.current
     if current is not None and not _pending and current.page.collective_state == page.ENTERED:
         current.page.collective_state = page.DONE
         current.page.collective_time = time.time()
 
 
-def _show(written: page.PageWriter, known: tuple[Any, bytes, int, bytes], state: int) -> None:
-    _, written.group, written.collective_seq, written.op = known
+def _show(written: page.PageWriter, known: tuple[Any, bool, bytes, int, bytes], state: int) -> None:
+    _, _, written.group, written.collective_seq, written.op = known
     written.collective_state = state
     written.collective_time = now = time.time()
     written.write(now)

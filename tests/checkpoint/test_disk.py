@@ -1,0 +1,112 @@
+"""A step is on disk whole or not at all, and a full disk costs that step only."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from evertrain.checkpoint import disk, slots
+from evertrain.worker import slots as layout
+
+
+def slot(folder: Path, rank: int, step: int, data: bytes = b"tensors" * 1000, state: int = layout.COMPLETE) -> Path:
+    metadata = b"metadata of %d" % step
+    header = layout.SlotHeader(
+        state, "job", 1, 1, rank, 2, step, 100.0 + step, len(data), len(metadata), crc32(metadata)
+    )  # fmt: skip
+    path = folder / f"r{rank}" / str(step % 3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(layout.pack(header).ljust(layout.HEADER_BYTES, b"\0") + data + metadata + b"slack")
+    return path
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    return tmp_path / "disk"
+
+
+def steps(there: Path) -> list[int]:
+    return sorted({copy.step for copy in disk.list(there)})
+
+
+def test_slots_are_listed_with_what_their_headers_say(memory: Path) -> None:
+    path = slot(memory, 1, 7)
+    slot(memory, 0, 8, state=layout.WRITING)
+    (memory / "r0" / "0").write_bytes(b"garbage")
+    (memory / "notes").mkdir()
+    (found,) = slots.list(memory)
+    assert (found.rank, found.step, found.attempt, found.world_size, found.tier) == (1, 7, 1, 2, "memory")
+    assert found.path == str(path) and found.time == 107.0
+
+
+def test_no_folder_has_no_slots(tmp_path: Path) -> None:
+    assert slots.list(tmp_path / "none") == () and disk.list(tmp_path / "none") == ()
+
+
+def test_a_truncated_slot_is_no_copy(memory: Path) -> None:
+    path = slot(memory, 0, 7)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert slots.list(memory) == ()
+
+
+def test_a_flushed_step_is_listed_with_a_checksum(memory: Path, there: Path) -> None:
+    assert disk.flush([slot(memory, 0, 7), slot(memory, 1, 7)], there) == ()
+    assert [(copy.rank, copy.step, copy.tier) for copy in disk.list(there)] == [(0, 7, "disk"), (1, 7, "disk")]
+    header = layout.read(str(there / "step-000000000007" / "r1"))
+    assert header is not None and header.data_crc == crc32(b"tensors" * 1000)
+
+
+def test_the_last_three_steps_are_kept(memory: Path, there: Path) -> None:
+    for step in range(1, 6):
+        assert disk.flush([slot(memory, rank, step) for rank in (0, 1)], there) == ()
+    assert steps(there) == [3, 4, 5]
+
+
+def test_flushing_again_replaces(memory: Path, there: Path) -> None:
+    disk.flush([slot(memory, 0, 7), slot(memory, 1, 7)], there)
+    assert disk.flush([slot(memory, 0, 7, b"other"), slot(memory, 1, 7, b"other")], there) == ()
+    assert [copy.bytes < 5000 for copy in disk.list(there)] == [True, True]
+    assert sorted(path.name for path in there.iterdir()) == ["step-000000000007"]
+
+
+def test_a_full_disk_leaves_older_steps_intact(memory: Path, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.flush([slot(memory, 0, 7)], there)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    (error,) = disk.flush([slot(memory, 0, 8)], there)
+    assert str(there) in error and "no room for" in error and "older checkpoints are untouched" in error
+    assert steps(there) == [7] and sorted(path.name for path in there.iterdir()) == ["step-000000000007"]
+
+
+def test_what_cannot_be_flushed_is_named(memory: Path, there: Path) -> None:
+    writing = slot(memory, 0, 8, state=layout.WRITING)
+    assert disk.flush([writing], there) == (f"{writing} is damaged or incomplete",)
+    assert "different steps: 7, 9" in disk.flush([slot(memory, 0, 7), slot(memory, 1, 9)], there)[0]
+    assert disk.flush([], there) == ("nothing to flush",)
+    assert disk.list(there) == ()
+
+
+def test_damaged_metadata_are_not_flushed(memory: Path, there: Path) -> None:
+    path = slot(memory, 0, 7)
+    raw = bytearray(path.read_bytes())
+    raw[-10] ^= 1
+    path.write_bytes(raw)
+    assert "metadata do not match their checksum" in disk.flush([path], there)[0]
+
+
+def test_slots_that_live_on_disk_are_listed(there: Path) -> None:
+    slot(there / "slots", 0, 4)
+    slot(there / "slots", 0, 5)
+    assert steps(there) == [4, 5]

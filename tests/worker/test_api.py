@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import evertrain
 
 from .gang import Gang
@@ -34,12 +36,8 @@ def test_outside_a_job_nothing_happens() -> None:
 
 
 def test_a_name_that_does_not_exist() -> None:
-    try:
+    with pytest.raises(AttributeError, match="nothing"):
         evertrain.nothing  # noqa: B018
-    except AttributeError as error:
-        assert "nothing" in str(error)
-    else:
-        raise AssertionError
 
 
 def test_a_rank_knows_its_place(gang: Gang) -> None:

@@ -43,8 +43,11 @@ import types
 join()
 x = torch.ones(3, 4)
 done = []
-for answer in (lambda y: y, lambda y: (y, None), lambda y: {"logits": y, "n": 3}, lambda y: {"loss": y.mean(), "other": y},
-               lambda y: types.SimpleNamespace(loss=y.mean()), lambda y: types.SimpleNamespace(loss=None, logits=y)):
+answers = [
+    lambda y: y, lambda y: (y, None), lambda y: {"logits": y, "n": 3}, lambda y: {"loss": y.mean(), "other": y},
+    lambda y: types.SimpleNamespace(loss=y.mean()), lambda y: types.SimpleNamespace(loss=None, logits=y),
+]
+for answer in answers:
     for batch in (x, (x,), [x, 2.0], {"x": x, "scale": 2.0}):
         evertrain.settle(DDP(Net(answer)), batch)
         done.append(1)

@@ -28,10 +28,12 @@ def install() -> None:
     if _installed:
         return
     _installed = True
+    import torch
     from torch.optim import optimizer
 
-    optimizer.register_optimizer_step_pre_hook(_before_optimizer_step)
-    optimizer.register_optimizer_step_post_hook(_after_optimizer_step)
+    # a compiled `optimizer.step` calls the hooks instead of tracing into them
+    optimizer.register_optimizer_step_pre_hook(torch._disable_dynamo(_before_optimizer_step))
+    optimizer.register_optimizer_step_post_hook(torch._disable_dynamo(_after_optimizer_step))
 
     import torch.distributed as dist
 

@@ -11,7 +11,6 @@ from evertrain.controller import views
 from evertrain.model.config import Config, RestartConfig
 from evertrain.model.records import AttemptEnding, AttemptStarted, IncidentOpened, JobEnded, SignalRaised
 from evertrain.model.report import Copy, Exit, RankError
-
 from support.world import LOST, World
 
 BUG = RankError(type="ValueError", message="boom", file="/t.py", line=7, step=3)
@@ -43,6 +42,17 @@ def test_next_attempt_is_prepared_while_this_one_runs() -> None:
     world.train()
     world.turns()
     assert set(world.nodes["node-0"].attempts) == {1, 2}
+
+
+def test_nothing_waits_ahead_where_memory_is_tight() -> None:
+    world = running()
+    world.nodes["node-1"].memory_is_tight = True
+    world.train()
+    world.turns()
+    assert set(world.nodes["node-1"].attempts) == {1}
+    world.fail(2)
+    world.turns()
+    assert world.running() == dict.fromkeys(range(4), 2)
 
 
 def test_a_killed_rank_is_named_and_training_resumes_at_the_newest_common_step() -> None:

@@ -80,6 +80,7 @@ class Node:
     """The keeper is gone and has not come back yet."""
     flushed: int | None = None
     last_attempt: int = 0
+    memory_is_tight: bool = False
     order: Desired | None = None
 
 
@@ -198,6 +199,7 @@ class World:
             copies=(*node.memory, *node.disk) if settled else (),
             copies_after_attempt=node.last_attempt if settled else 0,
             flushed_step=node.flushed,
+            memory_is_tight=node.memory_is_tight,
         )
 
     def running(self) -> dict[int, int]:

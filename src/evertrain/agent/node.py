@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ from evertrain.model.report import (
 )
 from evertrain.model.spec import AgentSpec
 from evertrain.observe import pages
+from evertrain.worker import room
+
+# below this much free memory no process waits ahead of need
+_TIGHT_BYTES = 256 << 20
+_LOOK_EVERY_S = 2.0
 
 # a running rank has a readable page within a moment of its start
 _UNREADABLE_YET = "nothing written yet"
@@ -37,6 +43,8 @@ class NodeView:
         self.flushed_step: int | None = None
         self.problems: list[str] = []
         self.env_changed = False
+        self._tight = False
+        self._next_look = 0.0
 
     def report(self, state: dict[str, Any] | None, order: Desired | None) -> NodeReport:
         """Everything that is on this node, as of now."""
@@ -62,6 +70,7 @@ class NodeView:
             problems=tuple(self.problems[-5:]),
             blind=blind,
             env_changed=self.env_changed,
+            memory_is_tight=self._memory_is_tight(),
         )
 
     def page_path(self, attempt: int, rank: int) -> Path:
@@ -76,15 +85,22 @@ class NodeView:
 
     def in_memory(self, step: int, order: Desired) -> list[Path]:
         """The slots that hold `step`, one a rank; of two runs of the same step the later one counts."""
-        found = [
-            slot for slot in slots.list(self.slots_dir) if slot.step == step and slot.rank in order.ranks
-        ]
+        found = [slot for slot in slots.list(self.slots_dir) if slot.step == step and slot.rank in order.ranks]
         newest = {slot.rank: Path(slot.path) for slot in sorted(found, key=lambda slot: slot.attempt)}
         return list(newest.values())
 
     def reread_copies(self) -> None:
         """Forget what was read of the checkpoints: something has changed them."""
         self._copies_after = -1
+
+    def _memory_is_tight(self) -> bool:
+        """Between the two marks the answer stays as it was: processes must not come and go with every megabyte."""
+        if (now := time.monotonic()) < self._next_look:
+            return self._tight
+        self._next_look = now + _LOOK_EVERY_S
+        free = room.free_bytes(self._spec.node_dir)
+        self._tight = free < _TIGHT_BYTES or (self._tight and free < 2 * _TIGHT_BYTES)
+        return self._tight
 
     def _attempt(self, number: int, attempt: dict[str, Any]) -> AttemptReport:
         return AttemptReport(

@@ -57,7 +57,9 @@ def _prepares(state: JobState, picture: Picture, spec: ControllerSpec, node: str
     if state.run.observe_only or (limit is not None and len(state.attempts) > limit):
         return False
     report = picture.report(node)
-    ahead = report is not None and report.starter.mode in ("zygote", "parked") and report.starter.state == "ready"
+    if report is None or report.memory_is_tight:
+        return False
+    ahead = report.starter.mode in ("zygote", "parked") and report.starter.state == "ready"
     # forks ahead must not slow the way back down
     return ahead and spec.master_port is None and active.resumed is not None and state.incident is None
 

@@ -124,6 +124,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Troubles that the user should read, one line each."""
     blind: tuple[str, ...] = ()
     env_changed: bool = False
+    memory_is_tight: bool = False
+    """Nothing should wait in memory here that is not needed now."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):

@@ -21,9 +21,9 @@ def pairwise(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
     return chosen
 
 
-def cells(*factors: Sequence[Any]) -> list[Any]:
-    """All cells as pytest parameters; those beyond the pairwise sample carry the mark `matrix`."""
-    sample = set(pairwise(*factors))
+def cells(*factors: Sequence[Any], sample: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
+    """All cells as pytest parameters; those beyond the sample (pairwise by default) carry the mark `matrix`."""
+    sample = pairwise(*factors) if sample is None else sample
     return [
         pytest.param(*cell, id="-".join(map(str, cell)), marks=() if cell in sample else pytest.mark.matrix)
         for cell in product(*factors)

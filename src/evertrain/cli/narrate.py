@@ -67,8 +67,8 @@ def closed(incident: Json) -> str:
         return f"incident {incident['id']} is over"
     lost_s = sum(value for value in incident["seconds"].values() if value is not None)
     step = incident["first_new_step"]
-    where = "training goes on" if step is None else f"step {step} is done, as far as it had been"
-    return f"incident {incident['id']} is over: {where} after {lost_s:.2f} s"
+    until = "all ranks trained again" if step is None else f"step {step}, the first new one"
+    return f"incident {incident['id']} is over: {lost_s:.2f} s until {until}"
 
 
 def where(incident: Json) -> str:

@@ -1,0 +1,84 @@
+"""One line an event, and none without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evertrain.cli import narrate
+from evertrain.cli.poll import Seen
+
+Json = dict[str, Any]
+
+
+def status(**different: Any) -> Json:
+    usual = {
+        "state": "running",
+        "attempt": 1,
+        "resume": None,
+        "start": {"wanted": "zygote", "mode": "zygote", "reason": ""},
+        "nodes": [{"id": "node-0", "state": "active"}],
+        "message": "",
+    }
+    return {**usual, **different}
+
+
+def incident(**different: Any) -> Json:
+    usual = {
+        "id": 1,
+        "cause": "killed (SIGKILL)",
+        "ranks": [2],
+        "nodes": ["node-0"],
+        "step": 20,
+        "action": "restart",
+        "open": True,
+        "first_new_step": None,
+        "seconds": {"detect": 0.01, "locate": 0.0, "failover": 0.2, "recompute": None},
+    }
+    return {**usual, **different}
+
+
+def test_nothing_new_nothing_said() -> None:
+    seen = Seen(status(), (incident(),))
+    assert narrate.lines(seen, seen) == []
+
+
+def test_a_first_attempt_and_what_it_resumes() -> None:
+    assert narrate.lines(None, Seen(status())) == ["attempt 1 runs"]
+    assert narrate.lines(None, Seen(status(attempt=4, resume=20))) == ["attempt 4 runs, resumed from step 20"]
+
+
+def test_an_incident_from_its_beginning_to_its_end() -> None:
+    calm, hit = Seen(status()), Seen(status(), (incident(),))
+    seconds = {"detect": 0.01, "locate": 0.0, "failover": 0.2, "recompute": 0.1}
+    over = Seen(status(attempt=2, resume=19), (incident(open=False, first_new_step=21, seconds=seconds),))
+    assert narrate.lines(calm, hit) == ["incident 1: rank 2 on node-0: killed (SIGKILL) in step 20; restart"]
+    assert narrate.lines(hit, over) == [
+        "attempt 2 runs, resumed from step 19",
+        "incident 1 is over: 0.31 s until step 21, the first new one",
+    ]
+
+
+def test_a_verdict_that_is_corrected_is_said_again() -> None:
+    before, after = Seen(status(), (incident(cause="connection lost"),)), Seen(status(), (incident(),))
+    assert narrate.lines(before, after) == ["incident 1: rank 2 on node-0: killed (SIGKILL) in step 20; restart"]
+
+
+def test_another_start_mode_than_asked_for_has_its_reason() -> None:
+    start = {"wanted": "zygote", "mode": "parked", "reason": "CUDA was initialised"}
+    said = narrate.lines(Seen(status()), Seen(status(start=start)))
+    assert said == ["ranks are started by parked instead of zygote: CUDA was initialised"]
+
+
+def test_nodes_that_are_gone_and_messages() -> None:
+    nodes = [{"id": "node-0", "state": "lost"}]
+    said = narrate.lines(Seen(status()), Seen(status(nodes=nodes, message="no checkpoint")))
+    assert said == ["node-0 is lost", "no checkpoint"]
+
+
+def test_the_last_message_is_left_to_the_summary() -> None:
+    assert narrate.lines(Seen(status()), Seen(status(state="done", message="every rank exited with 0"))) == []
+
+
+def test_many_ranks_are_cut_short() -> None:
+    many = incident(ranks=list(range(20)), nodes=["node-0", "node-1"])
+    assert narrate.where(many) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more on node-0, node-1"

@@ -51,6 +51,7 @@ class Node:
         command: Sequence[str] = (KEEPER,),
         stdin: Any = subprocess.DEVNULL,
         python: str = sys.executable,
+        log: Path | None = None,
         **spec: Any,
     ) -> None:
         self.folder = folder
@@ -65,14 +66,15 @@ class Node:
             "preload": preload, "local_world_size": nproc, "owner_fd": owner, "grace_s": 25.0, "orphan_limit_s": 600.0,
         }  # fmt: skip
         file.write_text(json.dumps(described | spec))
-        with self.log.open("ab") as log:
+        self.log.touch()
+        with (log or self.log).open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", *command, str(file)],
                 cwd=folder,
                 env=user_environ() if environ is None else environ,
                 stdin=stdin,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 pass_fds=[owner],
             )
         os.close(owner)
@@ -204,7 +206,8 @@ class Node:
         return self.folder / f"attempt_{attempt}" / str(rank)
 
     def output(self, attempt: int, rank: int = 0, stream: str = "out") -> str:
-        return (self.rank_folder(attempt, rank) / stream).read_text(errors="replace")
+        file = self.rank_folder(attempt, rank) / stream
+        return file.read_text(errors="replace") if file.exists() else ""
 
     def story(self) -> str:
         files = [self.log, *self.folder.glob("zygote*.log"), *self.folder.glob("attempt_*/*/err")]

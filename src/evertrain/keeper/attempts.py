@@ -117,6 +117,7 @@ class Attempts:
                 raise Refused(f"attempt {number} has been prepared for ranks {known.wanted}")
             return
         attempt = self._attempts[number] = Attempt(number, term, ranks, store)
+        self._changed()
         listener = None
         if store:
             try:
@@ -126,7 +127,6 @@ class Attempts:
                 return
             attempt.store_port = listener.getsockname()[1]
         self._start(attempt, listener)
-        self._changed()
 
     def go(self, number: int, orders: dict[str, Message]) -> None:
         """Let the ranks of a prepared attempt run."""

@@ -95,6 +95,8 @@ class Lines:
         self._incoming += received
         if not received or len(self._incoming) > LONGEST_LINE_BYTES:
             return self._lost()
+        if b"\n" not in received:
+            return None
         *lines, rest = self._incoming.split(b"\n")
         self._incoming = bytearray(rest)
         for line in lines:

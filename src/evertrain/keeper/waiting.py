@@ -70,9 +70,7 @@ class Spawner:
         if listener:
             shared["listener"] = listener.fileno()
         try:
-            pid = interpreter.start(
-                role, self._argv, self._given, shared=shared, environ=self._environ, log=self._log
-            )
+            pid = interpreter.start(role, self._argv, self._given, shared=shared, environ=self._environ, log=self._log)
         except OSError:
             ours.close()
             raise

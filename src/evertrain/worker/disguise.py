@@ -19,10 +19,11 @@ ARG_START, ARG_END = 45, 46
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(parent: int) -> bool:
-    """Have this process killed when its parent ends; False if that has happened already."""
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when its parent ends, and end it now if that has happened already."""
     _libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
-    return os.getppid() == parent
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 def name_process(name: str) -> None:

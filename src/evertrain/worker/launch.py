@@ -35,8 +35,7 @@ def wait(channel: int, keeper: int) -> Go:
             os._exit(0)
         line += received
     # a forked process has become the keeper's child by now: go follows on the zygote's answer
-    if not disguise.die_with_parent(keeper):
-        os._exit(0)
+    disguise.die_with_parent(keeper)
     go: Go = json.loads(line)
     return go
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from evertrain.worker import disguise, environment, launch, preload, script
+from evertrain.worker import disguise, environment, launch, preload
 from evertrain.worker.launch import Given
 
 
 def main(given: Given, startup: frozenset[str]) -> None:
     disguise.take_stdin(given["stdin"])
     disguise.die_with_parent(given["keeper"])
-    script.enter(given["command"])
     try:
         environment.check(given["command"])
         preload.load(given["command"], given["preload"], startup)

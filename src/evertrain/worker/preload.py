@@ -27,7 +27,10 @@ class Unfit(Exception):
 
 
 def load(command: script.Command, names: Sequence[str], startup: frozenset[str]) -> None:
-    """Import all of it and install the hooks."""
+    """Import all of it and install the hooks; the script's folder is on `sys.path` afterwards.
+
+    Torch comes before the folder is there: a script called `profile.py` must not run because torch wants another one.
+    """
     with _environment_restored():
         try:
             import torch
@@ -36,15 +39,14 @@ def load(command: script.Command, names: Sequence[str], startup: frozenset[str])
         except Exception as error:
             raise Unfit(f"torch cannot be imported: {error}", "spawn") from error
         assert torch
-    if clash := script.clashes(command, startup, even_own=True):
-        raise Unfit(_clash_text(clash), "spawn")
+    script.enter(command)
+    _refuse_clashes(command, startup)
     for name in names:
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:
             raise Unfit(f"--preload {name} failed: {type(error).__name__}: {error}", "spawn") from error
-    if clash := script.clashes(command, startup, even_own=False):
-        raise Unfit(_clash_text(clash), "spawn")
+    _refuse_clashes(command, startup)
     hooks.install()
 
 
@@ -92,6 +94,7 @@ def _environment_restored() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _clash_text(names: Sequence[str]) -> str:
-    one = "a module" if len(names) == 1 else "modules"
-    return f"beside the script there is {one} that torch or --preload has already loaded otherwise: {', '.join(names)}"
+def _refuse_clashes(command: script.Command, startup: frozenset[str]) -> None:
+    if names := script.clashes(command, startup):
+        one = "a module" if len(names) == 1 else "modules"
+        raise Unfit(f"the script has {one} of its own by the name of one already imported: {', '.join(names)}", "spawn")

@@ -38,7 +38,7 @@ def first_path(command: Command) -> str | None:
 
 
 def enter(command: Command) -> None:
-    """Put the script's folder first on `sys.path`; call it before anything of the user's is imported."""
+    """Put the script's folder first on `sys.path`."""
     if (first := first_path(command)) is not None:
         sys.path.insert(0, first)
     if not any(finder.find_spec("evertrain", None) for finder in sys.meta_path if hasattr(finder, "find_spec")):
@@ -55,26 +55,24 @@ def source_file(command: Command) -> str | None:
     return target
 
 
-def clashes(command: Command, startup: Collection[str], *, even_own: bool) -> list[str]:
+def clashes(command: Command, startup: Collection[str]) -> list[str]:
     """Modules beside the script that it could not import, because another one of that name is loaded already.
 
-    What the interpreter loads at startup no script can replace, with or without us. With `even_own` a module counts
-    that has been loaded from that very folder: something that is not the user's has run the user's code.
+    What the interpreter loads at startup no script can replace, with or without us.
     """
     folder = first_path(command)
     if folder is None:
         return []
-    loaded = {name: module for name, module in sys.modules.items() if "." not in name}
+    # looked up one by one: to walk over all modules costs a forked process a copy of every page that they are on
+    beside = (name for name in _modules_in(folder) if name in sys.modules and name not in startup)
     return sorted(
-        name
-        for name in _modules_in(folder) & loaded.keys() - set(startup) - {"evertrain", "__main__"}
-        if even_own or not _is_from(loaded[name], folder)
+        name for name in beside if name not in ("evertrain", "__main__") and not _is_from(sys.modules[name], folder)
     )
 
 
 def forget_clashes(command: Command, startup: Collection[str]) -> None:
     """Unload what our own modules have loaded and the script has one of its own of."""
-    for clash in clashes(command, startup, even_own=False):
+    for clash in clashes(command, startup):
         for name in [name for name in sys.modules if name == clash or name.startswith(clash + ".")]:
             del sys.modules[name]
 
@@ -138,7 +136,7 @@ def _is_folder_or_archive(target: str) -> bool:
 
 
 def _source_of_module(name: str) -> str | None:
-    folders = None
+    folders: Sequence[str] | None = [os.getcwd(), *sys.path]
     for part in [*name.split("."), "__main__"]:
         spec = importlib.machinery.PathFinder.find_spec(part, folders)
         if spec is None:

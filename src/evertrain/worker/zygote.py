@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import Any
 
-from evertrain.worker import disguise, environment, launch, preload, script, store
+from evertrain.worker import disguise, environment, launch, preload, store
 from evertrain.worker.launch import Given, Go
 
 MOST_DESCRIPTORS = 253
@@ -26,7 +26,6 @@ def main(given: Given, startup: frozenset[str]) -> None:
     disguise.die_with_parent(given["keeper"])
     disguise.name_process("evertrain-zygote")
     channel, command = given["channel"], given["command"]
-    script.enter(command)
     before = {descriptor for descriptor, _ in preload.open_descriptors()}
     try:
         environment.check(command)

@@ -1,0 +1,156 @@
+"""Zygote, parked, spawn: which one it is, why, and what happens when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from keeper.node import Json, Node
+from support import processes
+from support.waiting import eventually
+
+StartNode = Callable[..., Node]
+
+REPORT = "import os, sys; print(os.environ['RANK'], 'torch' in sys.modules, os.getppid(), flush=True)"
+MEET = f"""{REPORT}
+import datetime, torch.distributed as dist
+limit = datetime.timedelta(seconds=30)
+store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False, timeout=limit)
+store.set(os.environ['RANK'], 'x')
+store.wait(['0', '1'])
+print('met', flush=True)
+"""
+
+
+def is_ready(state: Json) -> bool:
+    return bool(state["starter"]["state"] == "ready")
+
+
+@pytest.mark.parametrize(("start", "has_torch"), [("zygote", True), ("parked", True), ("spawn", False)])
+def test_ranks_are_the_keepers_children_and_meet_however_they_start(
+    start_node: StartNode, start: str, has_torch: bool
+) -> None:
+    node = start_node(MEET, start=start, nproc=2)
+    assert node.run(store=True) == {0: 0, 1: 0}, node.story()
+    assert [node.output(1, rank).split() for rank in range(2)] == [
+        [str(rank), str(has_torch), str(node.process.pid), "met"] for rank in range(2)
+    ]
+    starter = node.state["starter"]
+    assert (starter["wanted"], starter["mode"], starter["reason"]) == (start, start, "")
+    assert (starter["pid"] is not None) == (start == "zygote")
+
+
+def test_a_dead_zygote_is_replaced_and_its_ranks_live_on(start_node: StartNode) -> None:
+    node = start_node(REPORT + "\nimport time; time.sleep(600)", start="zygote")
+    node.wait_for(is_ready)
+    node.prepare(1)
+    node.go(1)
+    eventually(lambda: node.output(1), "the rank runs")
+    first = node.state["starter"]["pid"]
+
+    os.kill(first, signal.SIGKILL)
+    node.wait_for(lambda state: not is_ready(state))
+    assert node.state["starter"]["reason"] == "the zygote ended with signal SIGKILL and is being started again"
+    node.prepare(2)  # spawned meanwhile
+    node.go(2)
+    eventually(lambda: node.output(2), "the second attempt runs")
+    assert node.output(2).split()[1] == "False"
+
+    node.wait_for(is_ready)
+    assert node.state["starter"]["reason"] == ""
+    assert node.state["starter"]["pid"] not in (first, None)
+    node.prepare(3)
+    node.go(3)
+    eventually(lambda: node.output(3), "the third attempt runs")
+    assert node.output(3).split()[1] == "True"
+    assert node.rank(1)["state"] == node.rank(2)["state"] == "running"
+
+
+def test_an_attempt_that_waits_for_a_dying_zygote_is_spawned(start_node: StartNode) -> None:
+    node = start_node(REPORT, start="zygote", nproc=2)
+    node.prepare(1, wait=False)
+    os.kill(node.state["starter"]["pid"], signal.SIGKILL)
+    node.wait_for(lambda state: node.phase(1) == "prepared")
+    node.go(1)
+    node.wait_for(lambda state: node.phase(1) == "ended")
+    assert node.output(1).split()[1] == "False"
+
+
+def test_avoid_zygote(start_node: StartNode) -> None:
+    node = start_node(REPORT, start="zygote")
+    node.wait_for(is_ready)
+    zygote = processes.identify(node.state["starter"]["pid"])
+    assert zygote
+    node.send(do="avoid_zygote", term=1, reason="the script set OMP_NUM_THREADS")
+    node.wait_for(lambda state: state["starter"]["mode"] == "spawn")
+    assert node.state["starter"]["reason"] == "the script set OMP_NUM_THREADS"
+    assert node.run() == {0: 0}
+    assert node.output(1).split()[1] == "False"
+    assert not processes.is_alive(zygote)
+
+
+def test_preloaded_modules_are_there(start_node: StartNode, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import json; loaded = True")
+    node = start_node("import sys; sys.exit('mine' not in sys.modules)", start="zygote", preload=["mine"])
+    assert node.run() == {0: 0}
+
+
+REFUSALS = {
+    "a thread": ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+                 "parked", "imports have left 2 threads"),
+    "an error": ("1 / 0", "spawn", "--preload mine failed: ZeroDivisionError: division by zero"),
+    "an exit": ("raise SystemExit(3)", "spawn", "--preload mine failed: SystemExit: 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_a_preload_that_does_not_bear_a_fork(start_node: StartNode, tmp_path: Path, what: str) -> None:
+    text, mode, reason = REFUSALS[what]
+    (tmp_path / "mine.py").write_text(text)
+    node = start_node(REPORT, start="zygote", preload=["mine"])
+    assert node.run() == {0: 0}
+    assert node.output(1).split()[1] == str(mode == "parked")
+    starter = node.state["starter"]
+    assert (starter["wanted"], starter["mode"], starter["reason"], starter["pid"]) == ("zygote", mode, reason, None)
+
+
+@pytest.mark.parametrize("start", ["zygote", "parked"])
+def test_a_script_that_sets_import_time_environment_is_spawned(start_node: StartNode, start: str) -> None:
+    text = "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nprint(torch.get_num_threads(), flush=True)"
+    node = start_node(text, start=start)
+    assert node.run() == {0: 0}
+    assert node.output(1) == "1\n"
+    assert node.state["starter"]["reason"] == "line 2 of script.py sets OMP_NUM_THREADS before it imports torch"
+    assert node.state["starter"]["mode"] == "spawn"
+
+
+def test_a_module_of_the_scripts_own_by_the_name_of_one_that_torch_has_loaded(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    (tmp_path / "profile.py").write_text("mine = True; print('mine', flush=True)")
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "__init__.py").write_text("mine = True")
+    node = start_node("import json, profile; assert json.mine and profile.mine", start="zygote")
+    assert node.run() == {0: 0}, node.story()
+    assert node.output(1) == "mine\n"
+    assert node.state["starter"]["mode"] == "spawn"
+    assert node.state["starter"]["reason"] == (
+        "the script has modules of its own by the name of one already imported: json, profile"
+    )
+    assert "mine" not in (tmp_path / "zygote-node-0.log").read_text(), "nothing of the user's has run in the zygote"
+
+
+def test_a_zygote_that_keeps_dying_is_started_less_and_less_often(start_node: StartNode, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, pathlib, time\nwith open('starts', 'a') as f: f.write(f'{time.monotonic()}\\n')\nos._exit(5)"
+    )
+    node = start_node(REPORT, start="zygote", preload=["mine"])
+    starts = tmp_path / "starts"
+    node.prepare(1)
+    assert node.state["starter"]["reason"] == "the zygote ended with exit code 5 and is being started again"
+    eventually(lambda: starts.read_text().count("\n") >= 2, "it is started again", within_s=30)
+    assert node.run(2) == {0: 0}

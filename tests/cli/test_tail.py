@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evertrain.cli import tail as tailing
-from evertrain.cli.console import Console, Streams
+from evertrain.cli.console import Console, Show, Streams
 from evertrain.cli.tail import Tail
 
 
@@ -84,7 +84,7 @@ def test_a_half_line_waits_for_its_end_so_that_lines_of_ranks_stay_whole(
 def test_a_prompt_is_not_held_back_for_long(
     tmp_path: Path, tail: Callable[..., Tail], screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(tailing.PATIENCE_S, tailing.Show.PLAIN, 0.01)
+    monkeypatch.setitem(tailing.PATIENCE_S, Show.PLAIN, 0.01)
     made = tail()
     write(tmp_path, b"(Pdb) ")
     made.pump()
@@ -115,7 +115,7 @@ def test_tee_puts_the_ranks_prefix_before_each_line(tmp_path: Path, tail: Callab
 def test_a_line_shown_in_two_parts_has_one_prefix(
     tmp_path: Path, tail: Callable[..., Tail], screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(tailing.PATIENCE_S, tailing.Show.PREFIXED, 0.0)
+    monkeypatch.setitem(tailing.PATIENCE_S, Show.PREFIXED, 0.0)
     made = tail(Console(tee=Streams(1)))
     write(tmp_path, b"50 %")
     made.pump()

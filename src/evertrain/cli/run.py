@@ -12,7 +12,7 @@ from evertrain.model.errors import UsageError
 def main(argv: Sequence[str]) -> int:
     args = flags.run_parser().read(argv)
     if not sys.platform.startswith("linux"):
-        raise UsageError(f"evertrain runs on Linux (and WSL2), not on {sys.platform}")
+        raise UsageError(f"Linux (or WSL2) is needed; this is {sys.platform}")
     from evertrain.cli import serve
 
     return serve.job(args)

@@ -29,6 +29,7 @@ def plan(root: Path, **different: Any) -> Plan:
         "signals_to_handle": "SIGTERM,SIGINT",
         "master_addr": None,
         "master_port": None,
+        "local_addr": None,
         "listen_port": 0,
         "root": root,
         "log_dir": None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,6 +166,22 @@ def test_a_second_run_of_the_same_job_is_refused(start: Start) -> None:
     )
     assert second.stderr.count("\n") == 1
     assert run.end()[0] == 0
+
+
+def test_on_nfs_lock_and_database_are_local_and_the_rest_is_found(start: Start) -> None:
+    run = start(fake={"after_s": 30.0}, FAKE_NFS="1")
+    run.wait_for("controller.json")
+    described = json.loads((run.run_dir / "job.json").read_text())
+    local = Path(described["database"]).parent
+    try:
+        assert local.parent == Path(f"/var/tmp/evertrain-{os.getuid()}")
+        assert {file.name for file in local.iterdir()} == {"lock"}
+        seen = evertrain(run.folder, "status", "--json", "--job", run.run_dir.name, environment=run.environ)
+        assert json.loads(seen.stdout)["step"] == 7
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end()[0] == 143
+    finally:
+        shutil.rmtree(local)
 
 
 def test_a_controller_that_cannot_start_is_given_up_with_its_last_words(start: Start) -> None:

@@ -9,11 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from evertrain.cli import places, processes
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
+CLEAN_DELAY_S = 1.0
 STEADY_S = 10.0
 """Who has lived for so long starts again without delay."""
 
@@ -62,7 +64,7 @@ class Child:
         for leftover in role.stale:
             leftover.unlink(missing_ok=True)
         places.write_private(role.spec, role.content)
-        with role.log.open("ab") as log:
+        with _opened(role.log) as log:
             self._process = subprocess.Popen(
                 role.argv,
                 stdin=None if role.stdin else subprocess.DEVNULL,
@@ -74,8 +76,7 @@ class Child:
             )
         self._started, self._due = time.monotonic(), None
         self.pidfd = os.pidfd_open(self._process.pid)
-        if (me := processes.identify(self._process.pid)) is not None:
-            places.write_json(self._record, me._asdict())
+        self._write_down(self._process.pid)
 
     def look(self) -> int | None:
         """The exit code of a process that has just ended; None otherwise."""
@@ -85,7 +86,8 @@ class Child:
             os.close(self.pidfd)
         if time.monotonic() - self._started > STEADY_S:
             self.failures = 0
-        delay_s = min(FIRST_DELAY_S * 2**self.failures, LONGEST_DELAY_S)
+        # who left with 0 was told to: the job is over, and the result about to be there
+        delay_s = min(FIRST_DELAY_S * 2**self.failures, LONGEST_DELAY_S) if status else CLEAN_DELAY_S
         self.failures += 1
         self.pidfd, self._process, self._due = None, None, time.monotonic() + delay_s
         return status
@@ -102,6 +104,14 @@ class Child:
             return False
         return True
 
+    def _write_down(self, pid: int) -> None:
+        if (me := processes.identify(pid)) is None:
+            return
+        try:
+            places.write_json(self._record, me._asdict())
+        except OSError:
+            pass  # it runs all the same
+
     def kill(self, number: int = signal.SIGKILL) -> None:
         if self._process is not None:
             self._process.send_signal(number)
@@ -115,3 +125,11 @@ class Child:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+
+def _opened(log: Path) -> BinaryIO:
+    try:
+        return log.open("ab")
+    except OSError:
+        # a full disk must not keep anything from being started again
+        return open(os.devnull, "ab")

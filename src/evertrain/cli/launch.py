@@ -125,7 +125,7 @@ def agent(plan: Plan, here: Places, node: str, url: str, environ: Mapping[str, s
         log_root=str(here.log_root),
         controller_url=url,
         token_file=str(here.token),
-        address=LOOPBACK,
+        address=plan.local_addr or LOOPBACK,
         owner_fd=owner,
         grace_s=plan.config.grace_s,
     )

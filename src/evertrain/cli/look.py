@@ -16,6 +16,8 @@ from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError
 
 CONTROLLER_RETURNS_S = 3.0
+CONTROLLER_BEGINS_S = 10.0
+"""A job that has just been started has no log yet that could answer instead."""
 
 Json = dict[str, Any]
 
@@ -41,7 +43,7 @@ def find(job: str | None, run_dir: str | None) -> KnownJob:
 
 def at(job: KnownJob) -> Look:
     """Everything that there is to know of a job now."""
-    deadline = time.monotonic() + CONTROLLER_RETURNS_S
+    deadline = time.monotonic() + (CONTROLLER_RETURNS_S if job.database.exists() else CONTROLLER_BEGINS_S)
     while lives(job):
         try:
             controller = client.of_run_dir(job.run_dir)
@@ -65,9 +67,41 @@ def _from_log(job: KnownJob) -> Look:
 
     if not job.database.exists():
         raise TroubleError(f"job {job.job} has written nothing down yet ({job.database} is not there)")
-    status = views.status_of(job.database)
+    try:
+        found = Look(
+            views.status_of(job.database),
+            views.incidents_of(job.database),
+            views.attempts_of(job.database),
+            live=False,
+        )
+    except Exception as error:  # whatever the database's libraries raise for a broken file
+        raise TroubleError(f"the event log {job.database} cannot be read: {error}") from error
+    status = found.status
     status["job"] = job.job
     if lives(job) and status["state"] == "stopped" and status.get("exit_code") is None:
         status["state"] = "running" if status["workers"] else "starting"
         status["blind"] = [*status["blind"], "the controller does not answer; this is from its log"]
-    return Look(status, views.incidents_of(job.database), views.attempts_of(job.database), live=False)
+    return found
+
+
+def result_from_log(database: Path) -> Json | None:
+    """What the controller would have put into `result.json`; None where the job has not ended by its log."""
+    from evertrain.controller import views
+
+    try:
+        status = views.status_of(database)
+        incidents, attempts = views.incidents_of(database), views.attempts_of(database)
+    except Exception:  # whatever the database's libraries raise for a broken file
+        return None
+    if status["exit_code"] is None:
+        return None
+    known = {attempt["attempt"] for attempt in attempts}
+    return {
+        "state": status["state"],
+        "exit_code": status["exit_code"],
+        "message": status["message"],
+        "first_failure": None,
+        "status": status,
+        "attempts": attempts,
+        "incidents": [incident for incident in incidents if incident["attempt"] in known],
+    }

@@ -45,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader of our output has gone (`| head`); Python would complain once more when it flushes at exit
         sys.stdout = None
         return 141
+    except OSError as error:
+        # a full disk, no more processes: the world's trouble and not a bug, so no traceback
+        print(f"evertrain: {error}", file=sys.stderr)
+        return 1
 
 
 def _dispatch(words: list[str]) -> int:

@@ -42,6 +42,7 @@ class Plan:
     """Names of the signals that stop the job, as given."""
     master_addr: str | None
     master_port: int | None
+    local_addr: str | None
     listen_port: int
     """Of the controller; 0: any."""
     root: Path
@@ -89,6 +90,7 @@ def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
         signals_to_handle=_checked_signals(args.signals_to_handle),
         master_addr=master_addr,
         master_port=master_port,
+        local_addr=args.local_addr,
         listen_port=listen_port,
         root=Path(args.run_dir or environ.get("EVERTRAIN_RUN_DIR") or ".evertrain").absolute(),
         log_dir=Path(args.log_dir).absolute() if args.log_dir and args.log_dir != os.devnull else None,
@@ -217,5 +219,5 @@ def _notes(args: Namespace) -> tuple[str, ...]:
     return tuple(
         f"--{name.replace('_', '-')} has no effect ({why})"
         for name, why in WITHOUT_EFFECT.items()
-        if was_given(args, name) and not (name == "rdzv_backend" and args.rdzv_backend in ("static", "c10d"))
+        if was_given(args, name)
     )

@@ -17,12 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from evertrain.cli import client, drills, narrate, places, processes
+from evertrain.cli import client, drills, look, narrate, places, processes
 from evertrain.cli.children import Child
 from evertrain.cli.output import Output
 from evertrain.cli.places import Places
 from evertrain.cli.plan import Plan
 from evertrain.cli.poll import Poller, Seen
+from evertrain.model.errors import TroubleError
 
 TICK_S = 0.1
 ORPHANS_EVERY_S = 0.5
@@ -52,6 +53,8 @@ class Supervisor:
         self._next_orphans = 0.0
         self._drills = drills.waiting(plan.faults)
         self._complained: set[str] = set()
+        self._over = False
+        self._controller_left = False
         self.hopeless: Child | None = None
 
     @property
@@ -74,10 +77,13 @@ class Supervisor:
             signal.signal(number, self._note_signal)
 
     def start(self) -> None:
-        for child in self._children.values():
-            child.start()
-        self._note_owner()
         self._output.start()
+        try:
+            for child in self._children.values():
+                child.start()
+        except OSError as error:
+            raise TroubleError(f"the job's processes cannot be started: {error}") from error
+        self._note_owner()
         self._poller.start()
         # orphans of a keeper that dies come to us and not to init, so that nothing is left behind
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -102,7 +108,7 @@ class Supervisor:
 
     def end(self) -> None:
         """Everything that still runs is given a moment to leave, and then ended; the run folder is removed."""
-        deadline = time.monotonic() + (FAREWELL_S if self.hopeless is None and not self._overdue() else 0.0)
+        deadline = time.monotonic() + (FAREWELL_S if self._over else 0.0)
         for child in self._children.values():
             if not child.wait(deadline - time.monotonic()):
                 child.kill()
@@ -121,7 +127,8 @@ class Supervisor:
         self._obey_signals()
         # a result that is there before a process is seen dead: then it left as it should
         result = self._result()
-        self._keep_alive(restart=result is None)
+        self._over = result is not None
+        self._keep_alive()
         if time.monotonic() >= self._next_orphans:
             self._next_orphans = time.monotonic() + ORPHANS_EVERY_S
             self._kill_orphans()
@@ -144,9 +151,11 @@ class Supervisor:
 
     def _result(self) -> Json | None:
         try:
-            result: Json = json.loads(self._here.result.read_bytes())
+            result: Json | None = json.loads(self._here.result.read_bytes())
         except (OSError, ValueError):
-            return None
+            # it has left without a result where the disk is full
+            result = look.result_from_log(self._here.database) if self._controller_left else None
+            self._controller_left = False
         return result
 
     def _overdue(self) -> bool:
@@ -154,13 +163,14 @@ class Supervisor:
 
     # --- children
 
-    def _keep_alive(self, restart: bool) -> None:
+    def _keep_alive(self) -> None:
         started = False
         for child in self._children.values():
             status = child.look()
-            if status is not None and restart and not self._stops:
+            self._controller_left |= status == 0 and child.role.name == "controller"
+            if status is not None and not self._over and not self._stops:
                 self._tell_death(child, status)
-            if restart:
+            if not self._over:
                 started |= child.start_if_due()
         if started:
             self._note_owner()
@@ -170,9 +180,9 @@ class Supervisor:
         ran = self._seen is not None and self._seen.status["attempt"] > 0
         if often >= HOPELESS_DEATHS and not ran:
             self.hopeless = child
-        elif often < HOPELESS_DEATHS:
+        elif often < HOPELESS_DEATHS and (status or often > 1):
             self._output.say(f"{name} ended ({in_words(status)}); it is started again")
-        elif name not in self._complained:
+        elif often >= HOPELESS_DEATHS and name not in self._complained:
             self._complained.add(name)
             self._output.say(f"{name} ends again and again ({in_words(status)}); see {child.role.log}")
 

@@ -44,7 +44,7 @@ class Follower:
 
     def pump(self) -> bool:
         """Pass on what is new; whether there was anything."""
-        data = os.read(self._handle, READ_BYTES)
+        data = _read(self._handle)
         now = time.monotonic()
         if data:
             self.quiet_since = now
@@ -79,6 +79,13 @@ class Follower:
         self._in_line = not data.endswith(b"\n")
 
 
+def _read(handle: int) -> bytes:
+    try:
+        return os.read(handle, READ_BYTES)
+    except OSError:
+        return b""  # a network file system has its moments; the next turn tries again
+
+
 def _split(data: bytes) -> tuple[bytes, bytes]:
     """Finished lines, and the rest."""
     end = data.rfind(b"\n") + 1
@@ -100,8 +107,11 @@ class Kept:
 
     def add(self, data: bytes) -> None:
         if found := [line for line in _lines(data) if any(word in line for word in self._words)]:
-            with self._file.open("ab") as out:
-                out.writelines(found)
+            try:
+                with self._file.open("ab") as out:
+                    out.writelines(found)
+            except OSError:
+                pass  # a full disk costs the copy, not the console
 
 
 class Tail:
@@ -138,7 +148,7 @@ class Tail:
     def _listed(self) -> list[int]:
         try:
             names = [entry.name for entry in os.scandir(self._log_root) if entry.name.startswith("attempt_")]
-        except FileNotFoundError:
+        except OSError:
             return []
         return sorted(int(number) for name in names if (number := name.removeprefix("attempt_")).isdigit())
 
@@ -161,7 +171,7 @@ class Tail:
             return True
         try:
             handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except OSError:
             return False
         words = self._console.kept(stream) if show is Show.PREFIXED else ()
         keep = Kept(file.parent.parent / f"filtered_{stream}.log", words) if words else None

@@ -41,9 +41,9 @@ def test_bytes_go_where_they_belong_and_our_lines_are_lines(pipes: Pipes) -> Non
     terminal = Terminal(live=False)
     terminal.write("stdout", b"\xff\x00no newline")
     terminal.write("stderr", b"half")
-    terminal.say("something happened")
+    terminal.say("something\nhappened\x1b[2J")
     terminal.draw("never shown")
-    assert pipes.read() == (b"\xff\x00no newline", b"half\nevertrain: something happened\n")
+    assert pipes.read() == (b"\xff\x00no newline", b"half\nevertrain: something\\nhappened\\x1b[2J\n")
 
 
 def test_the_live_line_goes_before_anything_else_is_written(pipes: Pipes) -> None:

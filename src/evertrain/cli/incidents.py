@@ -45,7 +45,7 @@ def _show_all(job: str, incidents: list[dict[str, Any]]) -> None:
 
     out = tables.console()
     if not incidents:
-        out.print(f"job {job} has had no incident", markup=False)
+        out.print(f"job {job} has had no incident")
         return
     out.print(tables.incidents(incidents))
     out.print("one of them in full: evertrain incidents ID")
@@ -55,13 +55,13 @@ def _show_one(incident: dict[str, Any]) -> None:
     from evertrain.cli import tables
 
     out = tables.console()
-    out.print(f"incident {incident['id']}: {narrate.where(incident)}: {incident['cause']}", markup=False)
+    out.print(f"incident {incident['id']}: {narrate.where(incident)}: {incident['cause']}")
     for name, value in _facts(incident):
-        out.print(f"  {name:<11} {value}", markup=False)
+        out.print(f"  {name:<11} {value}")
     for line in incident["evidence"]:
-        out.print(f"  {'evidence':<11} {line}", markup=False)
+        out.print(f"  {'evidence':<11} {line}")
     if incident.get("traceback"):
-        out.print(incident["traceback"].rstrip(), markup=False)
+        out.print(incident["traceback"].rstrip())
 
 
 def _facts(incident: dict[str, Any]) -> list[tuple[str, str]]:

@@ -44,8 +44,10 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """A line of our own, on a line of its own."""
-        start = b"" if self._at_line_start["stderr"] else b"\n"
-        self.write("stderr", start + f"evertrain: {text}\n".encode(errors="backslashreplace"))
+        start = "" if self._at_line_start["stderr"] else "\n"
+        # an exception's message may hold anything, also what would move the cursor
+        plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+        self.write("stderr", f"{start}evertrain: {plain}\n".encode(errors="backslashreplace"))
 
     def draw(self, line: str) -> None:
         """Show the live line, unless the ranks are in the middle of a line."""

@@ -30,9 +30,9 @@ def _show(seen: look.Look) -> None:
     status = seen.status
     out = tables.console()
     out.print(f"job {status['job']}: ", tables.coloured(status["state"]), sep="", end="")
-    out.print(f", {_message(status)}" if status.get("message") else "", markup=False)
-    out.print(_progress(status), markup=False)
-    out.print(_start(status), markup=False)
+    out.print(f", {_message(status)}" if status.get("message") else "")
+    out.print(_progress(status))
+    out.print(_start(status))
     nodes = tables.coloured("")
     for node in status["nodes"]:
         nodes.append(f"  {node['id']} ").append_text(tables.coloured(node["state"]))
@@ -43,8 +43,8 @@ def _show(seen: look.Look) -> None:
         out.print(f"and {len(workers) - RANKS_SHOWN} ranks more (--json shows all)")
     if recent := seen.incidents[-3:]:
         out.print(tables.incidents(recent))
-    out.print(f"active: {tables.listed(status['active'])}", markup=False)
-    out.print(f"blind: {tables.listed(status['blind'])}", markup=False)
+    out.print(f"active: {tables.listed(status['active'])}")
+    out.print(f"blind: {tables.listed(status['blind'])}")
 
 
 def _message(status: dict[str, Any]) -> str:
@@ -52,12 +52,11 @@ def _message(status: dict[str, Any]) -> str:
 
 
 def _progress(status: dict[str, Any]) -> str:
-    from evertrain.cli.tables import share
+    from evertrain.cli.tables import share, step
 
-    step = "no step yet" if status["step"] is None else f"{status['step_kind']} step {status['step']}"
     risk = status["steps_at_risk"]
     at_risk = "" if risk is None else f", {risk} steps at risk if a node is lost"
-    return f"{step}, attempt {status['attempt']}, ETTR {share(status['ettr'])}{at_risk}"
+    return f"{step(status)}, attempt {status['attempt']}, ETTR {share(status['ettr'])}{at_risk}"
 
 
 def _start(status: dict[str, Any]) -> str:

@@ -20,22 +20,20 @@ def show(here: Places, result: Json, seconds: float) -> int:
 
     status, incidents, attempts = result["status"], result["incidents"], result["attempts"]
     out = tables.console(sys.stderr)
-    out.print(f"evertrain: job {here.job} {result['state']}{_because(result)}", markup=False)
-    step = "" if status["step"] is None else f"{status['step_kind']} step {status['step']}, "
+    out.print(f"evertrain: job {here.job} {result['state']}{_because(result)}")
     out.print(
-        f"  {step}{_count(len(attempts), 'attempt')}, {_count(len(incidents), 'incident')}, "
+        f"  {tables.step(status)}, {_count(len(attempts), 'attempt')}, {_count(len(incidents), 'incident')}, "
         f"ETTR {tables.share(status['ettr'])}, {seconds:.1f} s",
-        markup=False,
     )
     if incidents:
         out.print(tables.incidents(incidents[-SHOWN:]))
     if result["state"] == "failed":
         out.print(tables.attempts(attempts[-SHOWN:]))
         _failure(out, result.get("first_failure"))
-    out.print(f"  active: {tables.listed(status['active'])}", markup=False)
-    out.print(f"  blind: {tables.listed(status['blind'])}", markup=False)
+    out.print(f"  active: {tables.listed(status['active'])}")
+    out.print(f"  blind: {tables.listed(status['blind'])}")
     if incidents or result["state"] != "done":
-        out.print(f"  more: evertrain incidents --job {here.job}; logs in {here.log_root}", markup=False)
+        out.print(f"  more: evertrain incidents --job {here.job}; logs in {here.log_root}")
     return int(result["exit_code"])
 
 
@@ -47,9 +45,9 @@ def _failure(out: Any, failure: Json | None) -> None:
     if failure is None:
         return
     how = "" if failure["status"] is None else f", {supervising.in_words(failure['status'])}"
-    out.print(f"  first failing rank: {failure['rank']} on {failure['node']}{how}", markup=False)
+    out.print(f"  first failing rank: {failure['rank']} on {failure['node']}{how}")
     if failure["traceback"]:
-        out.print(failure["traceback"].rstrip(), markup=False)
+        out.print(failure["traceback"].rstrip())
 
 
 def _count(number: int, noun: str) -> str:

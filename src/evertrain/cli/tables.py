@@ -32,8 +32,10 @@ COLOURS = {
 
 def console(file: TextIO | None = None) -> Console:
     out = file if file is not None else sys.stdout
-    # piped output keeps its lines whole whatever the width of some terminal
-    return Console(file=out, highlight=False, soft_wrap=not out.isatty(), width=None if out.isatty() else 120)
+    # piped output keeps its lines whole, whatever the width of some terminal
+    return Console(
+        file=out, highlight=False, markup=False, soft_wrap=not out.isatty(), width=None if out.isatty() else 200
+    )
 
 
 def coloured(state: str) -> Text:
@@ -79,6 +81,13 @@ def workers(rows: Sequence[Json]) -> Table:
         step = "-" if row["step"] is None else str(row["step"])
         table.add_row(str(row["rank"]), row["node"], str(row["pid"] or "-"), step, row["phase"])
     return table
+
+
+def step(status: Json) -> str:
+    """`step 40`; where the script names no steps, how many this attempt has done."""
+    if status["step"] is None:
+        return "no step seen"
+    return f"step {status['step']}" if status["step_kind"] == "absolute" else f"{status['step']} steps in this attempt"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -15,11 +15,12 @@ StartJob = Callable[..., jobs.Job]
 
 @pytest.fixture
 def start_job(tmp_path: Path) -> Iterator[StartJob]:
-    """`support.jobs.start` in this test's folder; every job is closed at the end of the test."""
+    """`support.jobs.start` in this test's folder, or in `folder` below it; at the end of the test every job is closed."""
     started: list[jobs.Job] = []
 
-    def start(script: str | Path, **options: Any) -> jobs.Job:
-        started.append(jobs.start(tmp_path, script, **options))
+    def start(script: str | Path, *, folder: str = ".", **options: Any) -> jobs.Job:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        started.append(jobs.start(tmp_path / folder, script, **options))
         return started[-1]
 
     yield start

@@ -32,6 +32,7 @@ from support.waiting import eventually
 
 EVERTRAIN = Path(sys.executable).with_name("evertrain")
 SCRIPTS = Path(__file__).parent / "scripts"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SESSION = secrets.token_hex(2)
 """Part of every job name that the helpers invent: what this test session leaves behind can be told from the rest."""
 LAUNCHER_NAMES = ("EVERTRAIN_", "PET_", "TORCHELASTIC_", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -226,7 +227,7 @@ def start(
     *,
     nproc: int = 2,
     flags: Sequence[str] = (),
-    args: Sequence[str] = (),
+    args: Sequence[str | Path] = (),
     job: str | None = None,
     environment: Mapping[str, str] | None = None,
     without: Sequence[str] = (),

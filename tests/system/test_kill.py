@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import StartJob
-from support import jobs
 from support.pairwise import cells
+from support.training import RANKS, digest
 
-RANKS = 3
-"""Two ranks add up to the same bits in any order; from three on a wrong order shows."""
 PHASES = ("start", "init", "step", "save", "evaluate", "exit")
 WAYS = ("drill", "outside")
 """By `--inject`, or by a real `kill -9` while the script is held in the phase."""
 OTHER_STARTS_SAMPLE = [("parked", "step", 1, "outside"), ("spawn", "save", 2, "drill")]
 IN_STEP = {"step": 6, "save": 6}
 """Steps at which these phases are hit; the others come once, or are hit the first time."""
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Digest of the parameters that training ends with if nobody disturbs it."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    job = jobs.start(folder, "train.py", nproc=RANKS)
-    try:
-        assert job.wait() == 0
-        assert job.incidents() == []
-        return digest(folder)
-    finally:
-        jobs.close(folder, [job])
-
-
-def digest(folder: Path) -> str:
-    """The parameters at the end; they are the same on all ranks."""
-    (one,) = {json.loads((folder / f"final-r{rank}.json").read_bytes())["digest"] for rank in range(RANKS)}
-    return str(one)
 
 
 def culprits(incidents: list[dict[str, Any]]) -> list[list[int]]:

@@ -1,0 +1,67 @@
+"""Drills: what `--inject` breaks, the job mends; faults of ranks and of whole nodes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from conftest import StartJob
+from support import training
+from support.jobs import EXAMPLES
+from support.training import RANKS, digest
+
+TWO_NODES = ["--local-nodes=2"]
+
+
+def test_slow_steps_are_no_incident(start_job: StartJob, undisturbed: str) -> None:
+    job = start_job("train.py", nproc=RANKS, flags=["--inject", "slow:rank=1,factor=3,steps=4@step=4"])
+    assert job.wait() == 0
+    assert job.incidents() == []
+    assert digest(job.folder) == undisturbed
+
+
+def test_memory_that_runs_out(start_job: StartJob, undisturbed: str) -> None:
+    job = start_job("train.py", nproc=RANKS, flags=["--inject", "oom:rank=1@step=5"])
+    assert job.wait() == 0
+    (incident,) = job.incidents()
+    assert incident["ranks"] == [1]
+    assert "MemoryError" in incident["cause"]
+    assert digest(job.folder) == undisturbed
+
+
+def test_a_checkpoint_with_numbers_that_are_none_is_not_used(start_job: StartJob) -> None:
+    # gradients of step 5 are NaN, so from step 6 on the loss is; the kill comes later
+    flags = ["--inject", "nan:rank=1@step=5", "--inject", "kill:rank=0@step=8"]
+    job = start_job("train.py", nproc=RANKS, flags=flags)
+    assert job.wait() == 0
+    went_back_to = [later for earlier, later in pairwise(training.steps_done(job.folder, 0)) if later <= earlier]
+    assert went_back_to == [6], "the last step with a finite loss is 5"
+
+
+@pytest.mark.parametrize("fault", ["wipe:node=1@step=6", "node-loss:node=node-1@step=6"])
+def test_a_node_that_is_lost_comes_back_and_training_ends_with_the_same_bits(start_job: StartJob, fault: str) -> None:
+    slow = ["--sleep", "0.15"]
+    calm = start_job("train.py", nproc=2, flags=TWO_NODES, args=slow, folder="calm")
+    assert calm.wait() == 0
+    hit = start_job("train.py", nproc=2, flags=[*TWO_NODES, "--inject", fault], args=slow, folder="hit")
+    assert hit.wait() == 0
+    incident = hit.incidents()[0]
+    assert incident["nodes"] == ["node-1"]
+    assert hit.status()["attempt"] >= 2
+    assert [node["id"] for node in hit.status()["nodes"]] == ["node-0", "node-1"]
+    assert digest(hit.folder) == digest(calm.folder)
+    for rank in range(4):
+        assert training.losses(hit.folder, rank) == training.losses(calm.folder, rank)
+
+
+def test_a_script_that_knows_nothing_of_us_is_restarted(start_job: StartJob, tmp_path: Path) -> None:
+    job = start_job(EXAMPLES / "plain.py", args=["--checkpoints", tmp_path / "saved", "--steps", "4000"])
+    job.wait_for_file("saved/newest.pt")
+    job.kill_rank(1)
+    assert job.wait() == 0
+    (incident,) = job.incidents()
+    assert (incident["ranks"], incident["action"]) == ([1], "restart")
+    starts = [int(line.split()[-1]) for line in job.output.splitlines() if line.startswith("starting after step")]
+    assert starts[0] == 0 and starts[1] >= 10

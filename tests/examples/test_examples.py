@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,16 +20,14 @@ def torchrun(script: str, *args: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
         out, _ = started.communicate(timeout=100)
-    finally:
-        try:
-            os.killpg(started.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    except subprocess.TimeoutExpired:
+        started.terminate()  # torchrun ends its ranks
+        started.communicate(timeout=40)
+        raise
     assert started.returncode == 0, out
     return out
 

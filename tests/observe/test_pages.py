@@ -61,7 +61,7 @@ def test_a_torn_slot_leaves_the_one_before(path: str) -> None:
         writer.write()
     raw = bytearray(Path(path).read_bytes())
     second = page.HEADER_BYTES + page.SLOT_BYTES if writer.sequence % 2 == 0 else page.HEADER_BYTES
-    for at in (0, 8, 100, page.SLOT_BYTES - 8):
+    for at in (0, 8, 100, page.METRICS_AT - 8, page.METRICS_AT, page.SLOT_BYTES - 8):
         torn = raw.copy()
         torn[second + at] ^= 0xFF
         view, _ = pages.parse(bytes(torn))
@@ -184,8 +184,9 @@ def _checked(path: str) -> pages.PageView:
     return view
 
 
+@pytest.mark.timeout(300)
 def test_ten_thousand_deaths_and_stops_in_mid_write(tmp_path: Path) -> None:
-    """9,200 SIGSTOPs and 800 SIGKILLs at random moments of a writer that does nothing but write."""
+    """9,750 SIGSTOPs and 250 SIGKILLs at random moments of a writer that does nothing but write."""
     rng = random.Random(7)
     source = str(Path(page.__file__).parents[2])
     forker = subprocess.Popen(
@@ -195,7 +196,7 @@ def test_ten_thousand_deaths_and_stops_in_mid_write(tmp_path: Path) -> None:
     path = str(tmp_path / "page")
     stops = kills = moved = pid = 0
     try:
-        for life in range(800):
+        for life in range(250):
             page.create(path, job="job", term=1, attempt=life, rank=0)
             print(path, file=forker.stdin, flush=True)
             pid = int(forker.stdout.readline())
@@ -203,7 +204,7 @@ def test_ten_thousand_deaths_and_stops_in_mid_write(tmp_path: Path) -> None:
             while pages.read(path)[0] is None:
                 assert time.monotonic() < deadline, "the writer has not begun"
             last = -1
-            for _ in range(11 if life < 400 else 12):
+            for _ in range(39):
                 time.sleep(rng.random() * 2e-4)
                 os.kill(pid, signal.SIGSTOP)
                 _wait_stopped(pid)
@@ -226,7 +227,7 @@ def test_ten_thousand_deaths_and_stops_in_mid_write(tmp_path: Path) -> None:
         forker.wait()
         forker.stdin.close()
         forker.stdout.close()
-    assert (stops, kills) == (9200, 800)
+    assert (stops, kills) == (9750, 250)
     assert moved > 8000, "between two stops the writer has written, as a rule"
 
 

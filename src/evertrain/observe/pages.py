@@ -7,8 +7,7 @@ cannot be read is reported as blind, with the reason; it is never taken for heal
 from __future__ import annotations
 
 import os
-import struct
-from typing import Literal
+from typing import Any, Literal
 from zlib import crc32
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from evertrain.worker import page as layout
 
 _TORN = "both slots are damaged"
-_SEQUENCE = struct.Struct("@Q")
+_METRICS_CRC = -3
 _STATES: tuple[Literal["none", "entered", "done"], ...] = ("none", "entered", "done")
 
 
@@ -109,24 +108,27 @@ def parse(raw: bytes) -> tuple[PageView | None, str]:
     whole = [fields for slot in slots if (fields := _slot(slot)) is not None]
     if not whole:
         return None, _TORN
-    return _view(max(whole), job=_text(job), term=term, attempt=attempt, rank=rank), ""
+    return _view(*max(whole), job=_text(job), term=term, attempt=attempt, rank=rank), ""
 
 
-def _slot(raw: bytes) -> tuple[int, bytes] | None:
-    """Sequence number and body of a slot that is whole."""
-    body = raw[: layout.SLOT.size]
-    (crc,) = layout.SLOT_CRC.unpack_from(raw, layout.SLOT.size)
-    (sequence,) = _SEQUENCE.unpack_from(body)
-    return (sequence, body) if sequence and crc32(body) == crc else None
+def _slot(raw: bytes) -> tuple[tuple[Any, ...], bytes] | None:
+    """Fields (sequence number first) and metrics of a slot that is whole."""
+    body, metrics = raw[: layout.SLOT.size], raw[layout.METRICS_AT :]
+    (crc,) = layout.CRC.unpack_from(raw, layout.SLOT.size)
+    if crc32(body) != crc:
+        return None
+    fields = layout.SLOT.unpack(body)
+    sequence, metrics_crc = fields[0], fields[_METRICS_CRC]
+    return (fields, metrics) if sequence and crc32(metrics) == metrics_crc else None
 
 
-def _view(slot: tuple[int, bytes], *, job: str, term: int, attempt: int, rank: int) -> PageView:
+def _view(fields: tuple[Any, ...], metrics: bytes, *, job: str, term: int, attempt: int, rank: int) -> PageView:
     # fmt: off
     (
-        sequence, written_time, pid, abs_step, rel_step, progress_time, resumed_step, resumed_time, reached,
-        passed_time, loss, grad_norm, tokens, step_s, phase_time, collective_seq, collective_time, collective_state,
-        flags, metrics_count, _, phase, group, op, metrics,
-    ) = layout.SLOT.unpack(slot[1])
+        sequence, written_time, collective_seq, collective_time, group, op, collective_state, _,
+        pid, abs_step, rel_step, progress_time, resumed_step, resumed_time, reached, passed_time,
+        loss, grad_norm, tokens, step_s, phase_time, flags, metrics_count, _, _, phase,
+    ) = fields
     # fmt: on
     named = list(layout.METRIC.iter_unpack(metrics))[:metrics_count]
     return PageView(

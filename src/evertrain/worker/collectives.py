@@ -12,7 +12,6 @@ operators (reduce-scatter) never say that they are completed; on the CPU the ret
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +23,8 @@ from evertrain.worker import page, session
 _POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
 _NO_COMMUNICATION = frozenset({"check_for_nan"})
 
-_pending: dict[int, tuple[Any, bool, bytes, int, bytes]] = {}
-"""Launched and not seen to end, oldest first: id of the Work to (Work, on the CPU, group, sequence number, op)."""
+_pending: dict[int, tuple[bytes, int, bytes, Any, Any]] = {}
+"""Launched and not seen to end, oldest first: id of the Work to (group, sequence number, op, Work, tensors)."""
 _KEPT_ON_CPU = 8
 """So many that have not said they are completed stay known; each keeps its tensors alive."""
 _counters: dict[str, list[Any]] = {}
@@ -64,7 +63,7 @@ def _kernel(name: str) -> Callable[..., Any] | None:
     unbox_group, unbox_work = ProcessGroup.unbox, Work.unbox
     count_at = 2 if name in _POINT_TO_POINT else 1
     op = page.text(name.rstrip("_"), 32)
-    entered, clock, counters, pending = page.ENTERED, time.time, _counters, _pending
+    entered, counters, pending = page.ENTERED, _counters, _pending
 
     def kernel(keys: Any, *arguments: Any) -> Any:
         current = session.current
@@ -77,15 +76,11 @@ def _kernel(name: str) -> Callable[..., Any] | None:
         counter[count_at] = sequence = counter[count_at] + 1
         if pending:
             _forget_completed(keep=_KEPT_ON_CPU)
-        written = current.page
-        written.group, written.op = counter[0], op
-        written.collective_seq, written.collective_state = sequence, entered
-        written.collective_time = now = clock()
-        written.write(now)
+        current.page.write_collective(counter[0], sequence, op, entered)
         result = redispatch(keys & after, *arguments)
         if work_at is not None:
             work = unbox_work(result if alone else result[work_at])
-            pending[id(work)] = (work, _is_on_cpu(arguments), counter[0], sequence, op)
+            pending[id(work)] = (counter[0], sequence, op, work, arguments[0])
         return result
 
     return kernel
@@ -93,6 +88,7 @@ def _kernel(name: str) -> Callable[..., Any] | None:
 
 def _see_waits() -> None:
     original = Work.wait
+    entered, done = page.ENTERED, page.DONE
 
     @functools.wraps(original)
     def wait(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -101,31 +97,31 @@ def _see_waits() -> None:
         if known is None or current is None:
             return original(self, *arguments, **named)
         written = current.page
-        if (written.group, written.collective_seq, written.op) != known[2:]:
-            _show(current.page, known, page.ENTERED)
+        group, sequence, op, _, tensors = known
+        if written.collective_seq != sequence or written.group is not group or written.op is not op:
+            written.write_collective(group, sequence, op, entered)
         result = original(self, *arguments, **named)
         # on a GPU wait() only orders streams: the collective itself may still be under way
-        if known[1] or self.is_completed():
+        if self.is_completed() or _is_on_cpu(tensors):
             _pending.pop(id(self), None)
-            _show(current.page, known, page.DONE)
+            written.write_collective(group, sequence, op, done)
         return result
 
     Work.wait = wait  # type: ignore[method-assign]
 
 
-def _is_on_cpu(arguments: Any) -> bool:
-    first = arguments[0]
-    while type(first) is list and first:
-        first = first[0]
-    return bool(getattr(first, "is_cpu", True))
+def _is_on_cpu(tensors: Any) -> bool:
+    while type(tensors) is list and tensors:
+        tensors = tensors[0]
+    return bool(getattr(tensors, "is_cpu", True))
 
 
 def _forget_completed(keep: int) -> None:
     """Let go of what has ended, oldest first, and of all but `keep` on the CPU."""
     while _pending:
         key = next(iter(_pending))
-        work, on_cpu, *_ = _pending[key]
-        if not (work.is_completed() or (on_cpu and len(_pending) > keep)):
+        *_, work, tensors = _pending[key]
+        if not (work.is_completed() or (len(_pending) > keep and _is_on_cpu(tensors))):
             return
         del _pending[key]
 
@@ -135,12 +131,5 @@ def settle_pending() -> None:
     _forget_completed(keep=0)
     current = session.current
     if current is not None and not _pending and current.page.collective_state == page.ENTERED:
-        current.page.collective_state = page.DONE
-        current.page.collective_time = time.time()
-
-
-def _show(written: page.PageWriter, known: tuple[Any, bool, bytes, int, bytes], state: int) -> None:
-    _, _, written.group, written.collective_seq, written.op = known
-    written.collective_state = state
-    written.collective_time = now = time.time()
-    written.write(now)
+        written = current.page
+        written.write_collective(written.group, written.collective_seq, written.op, page.DONE)

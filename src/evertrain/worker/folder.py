@@ -37,8 +37,9 @@ class Folder:
             file.flush()
             os.fsync(file.fileno())
         os.replace(f"{path}.partial", path)
-        if self._rank == 0:
-            for old in self._complete()[:-_KEPT]:
+        complete = self._complete()
+        if step in complete:  # this rank was the last one to write it
+            for old in complete[:-_KEPT]:
                 shutil.rmtree(os.path.dirname(self._file(old, 0)), ignore_errors=True)
 
     def newest(self) -> tuple[int, dict[str, bytes], list[Tensor]] | None:

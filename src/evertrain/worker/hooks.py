@@ -28,12 +28,12 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    import torch
+    from torch._compile import _disable_dynamo
     from torch.optim import optimizer
 
     # a compiled `optimizer.step` calls the hooks instead of tracing into them
-    optimizer.register_optimizer_step_pre_hook(torch._disable_dynamo(_before_optimizer_step))
-    optimizer.register_optimizer_step_post_hook(torch._disable_dynamo(_after_optimizer_step))
+    optimizer.register_optimizer_step_pre_hook(_disable_dynamo(_before_optimizer_step))
+    optimizer.register_optimizer_step_post_hook(_disable_dynamo(_after_optimizer_step))
 
     import torch.distributed as dist
 

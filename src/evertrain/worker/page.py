@@ -33,14 +33,17 @@ HEADER = struct.Struct("@8s II qqq d 64s I4x")
 """magic, layout, slot bytes, term, attempt, rank, created time, job, CRC of what precedes it."""
 HEADER_BYTES = 128
 
-SLOT = struct.Struct("@Q d qqq d qd qd ddd dd Qd IIII 32s 48s 32s 256s")
-"""Sequence first; see `PageWriter.write` for the order. Followed by the CRC of these bytes."""
-SLOT_CRC = struct.Struct("@I4x")
-SLOT_BYTES = SLOT.size + SLOT_CRC.size
+SLOT = struct.Struct("@Q d Qd48s32sII qqq d qd qd ddd dd IIII 32s")
+"""Sequence and time of the write first, then the collective; see `PageWriter.write`. The CRC of these bytes follows,
+then the named metrics, whose CRC is one of these fields: they change seldom, and a checksum costs more than a copy."""
+CRC = struct.Struct("@I4x")
+METRICS_AT = SLOT.size + CRC.size
+METRICS_BYTES = 256
+SLOT_BYTES = METRICS_AT + METRICS_BYTES
 SIZE = HEADER_BYTES + 2 * SLOT_BYTES
 
 METRIC = struct.Struct("@24s d")
-MAX_METRICS = 8
+MAX_METRICS = METRICS_BYTES // METRIC.size
 
 # flags of a slot
 ENV_CHANGED = 1
@@ -71,8 +74,8 @@ def create(path: str, *, job: str, term: int, attempt: int, rank: int) -> None:
     Raises OSError with the bytes needed and free when the shared memory is full.
     """
     fields = (MAGIC, LAYOUT, SLOT_BYTES, term, attempt, rank, time.time(), text(job, 64))
-    body = HEADER.pack(*fields, 0)[: -SLOT_CRC.size]
-    whole = (body + SLOT_CRC.pack(crc32(body))).ljust(SIZE, b"\0")
+    body = HEADER.pack(*fields, 0)[: -CRC.size]
+    whole = (body + CRC.pack(crc32(body))).ljust(SIZE, b"\0")
     fresh = f"{path}.new"
     mapping.allocate(fresh, SIZE)
     with open(fresh, "r+b", buffering=0) as file:
@@ -87,9 +90,10 @@ class PageWriter:
     """
 
     __slots__ = (
-        "_lock", "_metrics", "_view", "abs_step", "collective_seq", "collective_state", "collective_time", "flags",
-        "grad_norm", "group", "loss", "metrics_count", "op", "passed_time", "phase", "phase_time", "pid",
-        "progress_time", "reached", "rel_step", "resumed_step", "resumed_time", "sequence", "step_s", "tokens",
+        "_body", "_lock", "_metrics", "_view", "abs_step", "collective_seq", "collective_state", "collective_time",
+        "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op", "passed_time", "phase",
+        "phase_time", "pid", "progress_time", "reached", "rel_step", "resumed_step", "resumed_time", "sequence",
+        "step_s", "tokens",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
@@ -99,7 +103,8 @@ class PageWriter:
             raise ValueError(f"{path} is no telemetry page of layout {LAYOUT}")
         # re-entrant: a signal handler of the script may report in the middle of a write
         self._lock = _thread.RLock()
-        self._metrics = b""
+        self._metrics = bytes(METRICS_BYTES)
+        self._body = bytearray(SLOT.size)
         self.sequence = 0
         self.pid = os.getpid()
         self.abs_step = -1
@@ -122,12 +127,15 @@ class PageWriter:
         self.op = b""
         self.flags = 0
         self.metrics_count = 0
+        self.metrics_crc = crc32(self._metrics)
 
     def set_metrics(self, metrics: dict[str, SupportsFloat]) -> None:
         """Replace the named metrics; the first eight are kept."""
         kept = list(metrics.items())[:MAX_METRICS]
-        self._metrics = b"".join([METRIC.pack(text(name, 24), number(value)) for name, value in kept])
+        packed = b"".join([METRIC.pack(text(name, 24), number(value)) for name, value in kept])
+        self._metrics = packed.ljust(METRICS_BYTES, b"\0")
         self.metrics_count = len(kept)
+        self.metrics_crc = crc32(self._metrics)
 
     def write(self, now: float | None = None) -> None:
         """Make the fields visible, all at once."""
@@ -135,20 +143,34 @@ class PageWriter:
             sequence = self.sequence = self.sequence + 1
             body = _pack(
                 sequence, _now() if now is None else now,
+                self.collective_seq, self.collective_time, self.group, self.op, self.collective_state, 0,
                 self.pid, self.abs_step, self.rel_step, self.progress_time,
                 self.resumed_step, self.resumed_time, self.reached, self.passed_time,
                 self.loss, self.grad_norm, self.tokens, self.step_s, self.phase_time,
-                self.collective_seq, self.collective_time,
-                self.collective_state, self.flags, self.metrics_count, 0,
-                self.phase, self.group, self.op, self._metrics,
+                self.flags, self.metrics_count, self.metrics_crc, 0, self.phase,
             )  # fmt: skip
-            start = HEADER_BYTES if sequence & 1 else _SECOND
-            self._view[start : start + SLOT_BYTES] = body + _pack_crc(crc32(body))
-            if sequence != self.sequence:  # a signal handler wrote in between; the page must not go back in time
-                self.write()
+            self._body[:] = body
+            self._put(sequence, body)
+
+    def write_collective(self, group: bytes, seq: int, op: bytes, state: int) -> None:
+        """The most frequent write: the collective only, all else as it was written last."""
+        with self._lock:
+            self.group, self.collective_seq, self.op, self.collective_state = group, seq, op, state
+            self.collective_time = now = _now()
+            sequence = self.sequence = self.sequence + 1
+            _pack_beginning(self._body, 0, sequence, now, seq, now, group, op, state)
+            self._put(sequence, bytes(self._body))
+
+    def _put(self, sequence: int, body: bytes) -> None:
+        start = HEADER_BYTES if sequence & 1 else _SECOND
+        self._view[start : start + SLOT_BYTES] = body + _pack_crc(crc32(body)) + self._metrics
+        if sequence != self.sequence:  # a signal handler wrote in between; the page must not go back in time
+            self.write()
 
 
 _pack = SLOT.pack
-_pack_crc = SLOT_CRC.pack
+_pack_crc = CRC.pack
 _now = time.time
 _SECOND = HEADER_BYTES + SLOT_BYTES
+_BEGINNING = struct.Struct("@Q d Qd48s32sI")
+_pack_beginning = _BEGINNING.pack_into

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 
 def capture() -> dict[str, Any]:
     """The states of `random`, NumPy (if the script uses it), torch on the CPU and on GPUs (if initialised)."""
-    states: dict[str, Any] = {"random": random.getstate(), "torch": torch.get_rng_state()}
+    # pickled at once, so that a snapshot need not look at each of the hundreds of numbers
+    states: dict[str, Any] = {"random": pickle.dumps(random.getstate()), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        states["numpy"] = numpy.random.get_state()
+        states["numpy"] = pickle.dumps(numpy.random.get_state())
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
@@ -22,11 +24,11 @@ def capture() -> dict[str, Any]:
 
 def restore(states: dict[str, Any]) -> None:
     """Put back what `capture` gave, so that the next draw is the one that would have come then."""
-    random.setstate(states["random"])
+    random.setstate(pickle.loads(states["random"]))
     torch.set_rng_state(states["torch"])
     if "numpy" in states:
         import numpy
 
-        numpy.random.set_state(states["numpy"])
+        numpy.random.set_state(pickle.loads(states["numpy"]))
     if "cuda" in states:
         torch.cuda.set_rng_state_all(states["cuda"])

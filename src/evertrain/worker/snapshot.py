@@ -80,12 +80,14 @@ class _Taker(pickle.Pickler):
         self._tensors = tensors
 
     def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return None
         kind = type(value)
         if kind is Tensor or kind is torch.nn.Parameter:
             # sparse, quantized and meta tensors pickle themselves
             if value.layout is torch.strided and not value.is_quantized and value.device.type != "meta":
                 return (self._add(value),)
-        elif isinstance(value, Tensor) and _is_dtensor(value):
+        elif _is_dtensor(value):
             placed: Any = value
             at = self._add(placed.to_local())
             return at, _mesh_key(placed.device_mesh), placed.placements, placed.shape, placed.stride()

@@ -15,7 +15,7 @@ StartJob = Callable[..., jobs.Job]
 
 @pytest.fixture
 def start_job(tmp_path: Path) -> Iterator[StartJob]:
-    """`support.jobs.start` in this test's folder, or in `folder` below it; at the end of the test every job is closed."""
+    """`support.jobs.start` in this test's folder, or in `folder` below it; at the end every job is closed."""
     started: list[jobs.Job] = []
 
     def start(script: str | Path, *, folder: str = ".", **options: Any) -> jobs.Job:

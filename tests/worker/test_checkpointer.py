@@ -20,7 +20,8 @@ def build(kind):
     net = torch.nn.Sequential(*layers, torch.nn.BatchNorm1d(128)) if kind == "ddp" else torch.nn.Sequential(*layers)
     if kind == "ddp":
         return DDP(net)
-    mesh = init_device_mesh("cpu", (WORLD,))
+    sizes = (WORLD,) if kind == "fsdp" else (2, WORLD // 2)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard")[-len(sizes):])
     for layer in net:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, mesh=mesh)
@@ -72,7 +73,7 @@ def undisturbed(gang: Gang, kind: str, world: int = 2) -> list[object]:
     return [one.said["bits"] for one in results]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp"])
 def test_killed_and_restored_equals_undisturbed(gang: Gang, kind: str) -> None:
     # with two ranks a sum has one order only, and nothing would be shown
     wanted = undisturbed(gang, kind, world=4)
@@ -202,11 +203,30 @@ def test_slots_go_to_disk_where_memory_is_too_small(gang: Gang) -> None:
         "for step in (1, 2, 3, 4): x += 1; c.save(step)\n"
     )
     (first,) = gang.run(script, world=1)
-    assert first.err.count("evertrain:") == 1 and "they go to" in first.err
+    assert first.err.count("evertrain:") == 1 and "checkpoints go to" in first.err
     assert slots.list(gang.slots_dir) == ()
     assert sorted(copy.step for copy in disk.list(gang.disk_dir)) == [2, 3, 4]
     (second,) = gang.run(script, world=1, attempt=2, resume=4, tier="disk")
     assert second.said == [4, [4.0] * 4]
+
+
+def test_slots_go_to_disk_when_memory_turns_out_to_be_full(gang: Gang) -> None:
+    """Others may take the memory between the look at it and the allocation."""
+    script = (
+        "import errno\n"
+        "from evertrain.worker import mapping\n"
+        "real = mapping.allocate\n"
+        "def full(path, size):\n"
+        "    if not path.endswith('r0/0') and 'disk' not in path: raise OSError(errno.ENOSPC, 'full')\n"
+        "    real(path, size)\n"
+        "mapping.allocate = full\n"
+        "c = evertrain.Checkpointer({'x': torch.zeros(4)})\n"
+        "for step in (1, 2, 3): c.save(step)\n"
+    )
+    (result,) = gang.run(script, world=1)
+    assert result.err.count("evertrain:") == 1 and "full; checkpoints go to" in result.err
+    assert [copy.step for copy in slots.list(gang.slots_dir)] == [1]
+    assert [copy.step for copy in disk.list(gang.disk_dir)] == [2, 3]
 
 
 def test_a_model_that_has_changed_is_named(gang: Gang) -> None:

@@ -7,6 +7,7 @@ obeys it. When a job is stopped, its node writes the newest common step to disk.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -155,13 +156,17 @@ class _Slots:
             self._files = self._place(file_bytes(size + sum(map(len, taken.entries.values()))))
         slot = self._files[slots.slot_to_overwrite([file.header for file in self._files])]
         current = self._session
-        slot.begin(
-            slots.SlotHeader(
-                slots.WRITING, current.job, current.term, current.attempt, current.rank, current.world_size, step,
-                time.time(),
-            ),
-            taken,
+        header = slots.SlotHeader(
+            slots.WRITING, current.job, current.term, current.attempt, current.rank, current.world_size, step,
+            time.time(),
         )  # fmt: skip
+        try:
+            slot.begin(header, taken)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or slot.path.startswith(self._on_disk):
+                raise
+            self._files = self._move_to_disk(str(error))
+            return self.write(step, taken)
         return slot
 
     def find(self, step: int) -> tuple[dict[str, bytes], list[Tensor]]:
@@ -211,10 +216,10 @@ class _Slots:
         free = room.free_bytes(self._session.slots_dir)
         if wanted <= room.FRACTION * free:
             return files
-        _say(
-            f"{_who(self._session)}: checkpoints in memory need {wanted:,} bytes more on this node, {free:,} are "
-            f"free; they go to {self._on_disk} instead, which is slower"
-        )
+        return self._move_to_disk(f"{wanted:,} bytes more of shared memory are needed on this node, {free:,} are free")
+
+    def _move_to_disk(self, reason: str) -> list[SlotFile]:
+        _say(f"{_who(self._session)}: {reason}; checkpoints go to {self._on_disk} instead, which is slower")
         return [SlotFile(path) for path in _slot_paths(self._on_disk)]
 
 

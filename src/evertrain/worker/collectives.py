@@ -78,8 +78,9 @@ def _kernel(name: str) -> Callable[..., Any] | None:
             _forget_completed(keep=_KEPT_ON_CPU)
         current.page.write_collective(counter[0], sequence, op, entered)
         result = redispatch(keys & after, *arguments)
-        if work_at is not None:
-            work = unbox_work(result if alone else result[work_at])
+        boxed = None if work_at is None else result if alone else result[work_at]
+        if boxed is not None:  # inside a coalescing block there may be none
+            work = unbox_work(boxed)
             pending[id(work)] = (counter[0], sequence, op, work, arguments[0])
         return result
 

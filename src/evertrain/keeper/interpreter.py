@@ -8,7 +8,7 @@ long as the real command line, which is written over it when the process becomes
 from __future__ import annotations
 
 import os
-import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,23 +58,22 @@ def start(
 
     It gets the `shared` descriptors under the numbers that they have here, and `given` says which is which.
     """
-    text = BOOTSTRAP.format(parent=ascii(PACKAGE_PARENT), role=role, given=ascii({**given, **shared})).encode()
+    text = BOOTSTRAP.format(parent=ascii(PACKAGE_PARENT), role=role, given=ascii({**given, **shared}))
     bootstrap = os.memfd_create("bootstrap")
     try:
-        os.write(bootstrap, text)
+        os.write(bootstrap, text.encode())
         os.lseek(bootstrap, 0, os.SEEK_SET)
-        for descriptor in shared.values():
-            os.set_inheritable(descriptor, True)
-        return os.posix_spawn(
-            argv[0],
+        # as torchrun does it; posix_spawn would leave two of the C library's own signals ignored
+        process = subprocess.Popen(
             argv,
-            environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate((bootstrap, log, log))],
-            setsid=True,
-            # Python ignores these two, and what is ignored stays so across exec
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            env=environ,
+            stdin=bootstrap,
+            stdout=log,
+            stderr=log,
+            pass_fds=tuple(shared.values()),
+            start_new_session=True,
         )
     finally:
         os.close(bootstrap)
-        for descriptor in shared.values():
-            os.set_inheritable(descriptor, False)
+    process.returncode = 0  # or `subprocess` would reap it and keep its exit status to itself
+    return process.pid

@@ -49,13 +49,11 @@ def take_stdin(descriptor: int) -> None:
     os.close(descriptor)
     # the C library has seen the end of the bootstrap, and input() on a terminal would believe it
     _libc.clearerr(ctypes.c_void_p.in_dll(_libc, "stdin"))
-    if sys.stdin is not None:
-        old = sys.stdin
+    if (old := sys.stdin) is not None:
+        binary = open(0, "rb", closefd=False)  # noqa: SIM115
+        binary.raw.name = "<stdin>"  # type: ignore[misc]
         sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
-            open(0, "rb", closefd=False),  # noqa: SIM115
-            encoding=old.encoding,
-            errors=old.errors,
-            newline="\n",
+            binary, encoding=old.encoding, errors=old.errors, newline="\n", write_through=True
         )
         sys.stdin.mode = "r"  # type: ignore[misc]
 

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import sysconfig
+import threading
 import traceback
 from types import TracebackType
 from typing import Any, NoReturn
@@ -55,7 +56,7 @@ def run(go: Go, given: Given, startup: frozenset[str]) -> None:
     args = script.arguments(command, go["env"].get("LOCAL_RANK", ""))
     if command["kind"] == "program":
         _become(command["target"], args)
-    _draw_own_numbers()
+    _be_oneself()
     real = [given["python"], "-u", *(["-m"] if command["kind"] == "module" else []), command["target"], *args]
     disguise.show_command_line(real)
     disguise.name_process(os.path.basename(given["python"]))
@@ -84,8 +85,11 @@ def _become(program: str, args: list[str]) -> NoReturn:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _draw_own_numbers() -> None:
+def _be_oneself() -> None:
     """What a fork has copied and every process should have for itself; `random` sees to that by itself."""
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
     if process := sys.modules.get("multiprocessing.process"):

@@ -50,9 +50,8 @@ def source_file(command: Command) -> str | None:
     target: str = command["target"]
     if command["kind"] == "module":
         return _source_of_module(target)
-    if command["kind"] == "program" or not target.endswith(".py"):
-        return None
-    return target
+    is_text = command["kind"] == "script" and not target.endswith(".pyc") and not _is_folder_or_archive(target)
+    return target if is_text else None
 
 
 def clashes(command: Command, startup: Collection[str]) -> list[str]:

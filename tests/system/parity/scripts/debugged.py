@@ -1,0 +1,6 @@
+import os
+
+value = 6 * 7
+if os.environ["RANK"] == "1":
+    breakpoint()
+print("after", value)

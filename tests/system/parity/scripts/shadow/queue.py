@@ -1,0 +1,1 @@
+WHO = "my queue"

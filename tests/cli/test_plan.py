@@ -63,7 +63,6 @@ def plan(*words: str, **environ: str) -> Plan:
         (["--signals-to-handle", "SIGKILL"], "cannot be handled"),
         (["--no-python", "-m"], "exclude each other"),
         (["--run-path"], "an absolute path is needed"),
-        (["--virtual-local-rank"], "not supported by this version"),
         (["--numa-binding", "node"], "not supported by this version"),
     ],
 )

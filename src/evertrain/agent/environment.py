@@ -12,9 +12,9 @@ def of_rank(go: Go, order: RankOrder, run_id: str, error_file: str, inherited: M
 
     Source: torch 2.13 `torch/distributed/elastic/agent/server/local_elastic_agent.py` and `run.py`.
     """
-    rank, local_rank, world_size = str(order.rank), str(order.local_rank), str(go.world_size)
+    rank, world_size = str(order.rank), str(go.world_size)
     return {
-        "LOCAL_RANK": local_rank,
+        **_device(go, order, inherited),
         "RANK": rank,
         "GROUP_RANK": str(go.group_rank),
         "ROLE_RANK": rank,
@@ -33,3 +33,14 @@ def of_rank(go: Go, order: RankOrder, run_id: str, error_file: str, inherited: M
         "TORCHELASTIC_SIGNALS_TO_HANDLE": go.signals_to_handle,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
+
+
+def _device(go: Go, order: RankOrder, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The local rank; with --virtual-local-rank it is always 0, and the one device that is visible is the rank's."""
+    if not go.virtual_local_rank:
+        return {"LOCAL_RANK": str(order.local_rank)}
+    visible = inherited.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible is not None else []
+    # `run` has checked that there are enough
+    own = devices[order.local_rank].strip() if order.local_rank < len(devices) else str(order.local_rank)
+    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": own}

@@ -97,6 +97,7 @@ def controller(
         fresh=plan.fresh,
         role=plan.role,
         signals_to_handle=plan.signals_to_handle,
+        virtual_local_rank=plan.virtual_local_rank,
         master_addr=plan.master_addr,
         master_port=plan.master_port,
         faults=plan.faults,

@@ -39,6 +39,7 @@ class Plan:
     faults: tuple[str, ...]
     role: str
     signals_to_handle: str
+    virtual_local_rank: bool
     """Names of the signals that stop the job, as given."""
     master_addr: str | None
     master_port: int | None
@@ -88,6 +89,7 @@ def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
         faults=_faults(args.inject, world_size, nodes),
         role=args.role,
         signals_to_handle=_checked_signals(args.signals_to_handle),
+        virtual_local_rank=_virtual_local_rank(args, nproc, environ),
         master_addr=master_addr,
         master_port=master_port,
         local_addr=args.local_addr,
@@ -128,9 +130,7 @@ def _refuse_what_cannot_be(args: Namespace) -> None:
         raise UsageError("--no-python and --module exclude each other")
     if args.run_path and not os.path.isabs(args.training_script):
         raise UsageError(f"--run-path {args.training_script}: an absolute path is needed")
-    # accepted in silence these would change which device a rank uses
-    if args.virtual_local_rank:
-        raise UsageError("--virtual-local-rank is not supported by this version; use LOCAL_RANK to choose the device")
+    # accepted in silence this would change where a rank computes
     if args.numa_binding is not None:
         raise UsageError("--numa-binding is not supported by this version; `numactl` before the command binds all")
 
@@ -195,6 +195,13 @@ def _checked_signals(text: str) -> str:
         if name in ("SIGKILL", "SIGSTOP"):
             raise UsageError(f"--signals-to-handle: {name} cannot be handled")
     return text
+
+
+def _virtual_local_rank(args: Namespace, nproc: int, environ: Mapping[str, str]) -> bool:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if args.virtual_local_rank and visible is not None and len(visible.split(",")) < nproc:
+        raise UsageError(f"--virtual-local-rank: {nproc} ranks need {nproc} devices; CUDA_VISIBLE_DEVICES={visible}")
+    return bool(args.virtual_local_rank)
 
 
 def _faults(texts: list[str], world_size: int, nodes: sizes.Nodes) -> tuple[str, ...]:

@@ -84,6 +84,7 @@ def _current(state: JobState, attempt: Attempt, spec: ControllerSpec, node: str)
         max_restarts=spec.max_restarts or 0,
         role=spec.role,
         signals_to_handle=spec.signals_to_handle,
+        virtual_local_rank=spec.virtual_local_rank,
         mesh=spec.mesh,
         resume=started.resume,
         reached=started.reached,

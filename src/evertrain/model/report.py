@@ -158,6 +158,7 @@ class Go(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int
     role: str
     signals_to_handle: str
+    virtual_local_rank: bool
     mesh: str | None
     resume: int | None
     reached: int | None

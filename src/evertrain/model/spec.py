@@ -91,6 +91,8 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     fresh: bool = False
     role: str = "default"
     signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    virtual_local_rank: bool = False
+    """Each rank sees its own device as number 0, as torchrun does with the flag of this name."""
     master_addr: str | None = None
     master_port: int | None = None
     faults: tuple[str, ...] = ()

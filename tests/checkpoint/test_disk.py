@@ -110,3 +110,11 @@ def test_slots_that_live_on_disk_are_listed(there: Path) -> None:
     slot(there / "slots", 0, 4)
     slot(there / "slots", 0, 5)
     assert steps(there) == [4, 5]
+
+
+def test_a_new_life_does_not_inherit_the_steps_of_the_old_one(memory: Path, there: Path) -> None:
+    assert disk.flush([slot(memory, rank, 9) for rank in (0, 1)], there) == ()
+    disk.discard_before(1, there)
+    assert steps(there) == [9], "the first life's own"
+    disk.discard_before(2, there)
+    assert steps(there) == [] and not (there / "step-000000000009").exists()

@@ -81,7 +81,7 @@ def test_a_copy_from_before_a_step_back_is_void() -> None:
     world.turns()
     assert world.state.active is not None and world.state.active.started.resume == 3
     # only rank 3 redoes step 4: the others' old copies of it must not complete it
-    world.nodes["node-1"].memory.append(Copy(rank=3, step=4, attempt=2, tier="memory"))
+    world.nodes["node-1"].memory.append(Copy(rank=3, step=4, attempt=2, world_size=4, tier="memory"))
     world.fail(3)
     world.turns()
     assert world.state.active.started.resume == 3

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
@@ -240,7 +242,11 @@ class World:
             process.passed = self.now
         kept = [copy for copy in node.memory if copy.rank != process.rank or copy.step > process.step - 3]
         kept = [copy for copy in kept if (copy.rank, copy.step) != (process.rank, process.step)]
-        node.memory = [*kept, Copy(rank=process.rank, step=process.step, attempt=number, tier="memory")]
+        node.memory = [*kept, self._copy(process.rank, process.step, number)]
+
+    def _copy(self, rank: int, step: int, attempt: int) -> Copy:
+        world_size = len(self.nodes) * self.spec.nproc_per_node
+        return Copy(rank=rank, step=step, attempt=attempt, world_size=world_size, tier="memory")
 
     def _perform(self, node: Node, order: Desired) -> None:
         wanted = {attempt.attempt: attempt for attempt in order.attempts}
@@ -264,5 +270,5 @@ class World:
                         process.exit = Exit(status=-attempt.signal, time=self.now)
         if order.flush_step is not None:
             fresh = [copy for copy in node.memory if copy.step == order.flush_step]
-            node.disk = [Copy(rank=c.rank, step=c.step, attempt=c.attempt, tier="disk") for c in fresh]
+            node.disk = [replace(copy, tier="disk") for copy in fresh]
             node.flushed = order.flush_step

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evertrain.checkpoint import choose, disk, slots
+from evertrain.checkpoint import disk, slots
+from evertrain.decide import resume
 from evertrain.worker import slots as layout
 
 from .gang import Gang
@@ -60,9 +61,9 @@ def train(kind, steps, *, settle=True, leave_at=None, **save):
 """
 
 
-def chosen(gang: Gang, world: int = 2) -> choose.Choice | None:
+def chosen(gang: Gang, world: int = 2) -> resume.Resume | None:
     copies = [*slots.list(gang.slots_dir), *disk.list(gang.disk_dir)]
-    return choose.newest_common(copies, world)
+    return resume.choose({"node": copies}, dict.fromkeys(range(world), "node"))
 
 
 def undisturbed(gang: Gang, kind: str, world: int = 2) -> list[object]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from evertrain.checkpoint.choose import newest_common
 from evertrain.checkpoint.slots import SlotInfo
+from evertrain.decide import resume
 from evertrain.worker import slots
 from evertrain.worker.slots import COMPLETE, EMPTY, WRITING, SlotHeader, slot_to_overwrite
 
@@ -102,7 +102,8 @@ def kill_at_any_instant(world_size: int, count: int, moves: list[int], kills: se
         rank = able[choice % len(able)]
         rank.move(attempt)
         if at in kills and min(rank.saved for rank in ranks) > 0:
-            common = newest_common([copy for rank in ranks for copy in rank.copies()], world_size)
+            copies = [copy for rank in ranks for copy in rank.copies()]
+            common = resume.choose({"node": copies}, dict.fromkeys(range(world_size), "node"))
             assert common is not None, [rank.slots for rank in ranks]
             assert common.step >= min(rank.saved for rank in ranks), "no finished common step is lost"
             attempt += 1

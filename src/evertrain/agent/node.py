@@ -159,9 +159,10 @@ class NodeView:
             return
         if self._copies_after == order.last_attempt:
             return
+        disk.discard_before(order.first_attempt, self._spec.disk_dir)
         kept = (*slots.list(self.slots_dir), *disk.list(self._spec.disk_dir))
         self._copies = tuple(
-            Copy(rank=slot.rank, step=slot.step, attempt=slot.attempt, tier=slot.tier)
+            Copy(rank=slot.rank, step=slot.step, attempt=slot.attempt, world_size=slot.world_size, tier=slot.tier)
             for slot in kept
             if slot.rank in order.ranks and slot.attempt >= order.first_attempt
         )

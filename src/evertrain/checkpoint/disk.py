@@ -71,6 +71,18 @@ def flush(paths: Iterable[str | os.PathLike[str]], disk_dir: str | os.PathLike[s
     return ()
 
 
+def discard_before(attempt: int, disk_dir: str | os.PathLike[str]) -> None:
+    """Remove what an earlier life of the job has left: its higher steps would crowd out the new life's."""
+    folder = os.fspath(disk_dir)
+    for copy in list(folder):
+        if copy.attempt < attempt:
+            os.unlink(copy.path)
+            try:
+                os.rmdir(os.path.dirname(copy.path))
+            except OSError:
+                pass  # other ranks' copies are still in there
+
+
 def list(disk_dir: str | os.PathLike[str]) -> tuple[SlotInfo, ...]:
     """The complete copies on a node's disk, oldest step first."""
     folder = os.fspath(disk_dir)

@@ -7,26 +7,20 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-import msgspec
-
+from evertrain.model.report import Copy
 from evertrain.worker import slots as layout
 
 _RANK = re.compile(r"r\d+")
 
 
-class SlotInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One complete copy of one rank's state."""
+class SlotInfo(Copy, frozen=True, kw_only=True):
+    """A complete copy, and the file that it is."""
 
-    rank: int
-    step: int
-    attempt: int
     term: int
     time: float
     """When the save began."""
-    world_size: int
     bytes: int
     path: str
-    tier: Literal["memory", "disk"]
 
 
 def list(slots_dir: str | os.PathLike[str]) -> tuple[SlotInfo, ...]:

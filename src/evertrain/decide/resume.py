@@ -27,22 +27,24 @@ class Resume(msgspec.Struct, frozen=True):
 def choose(
     copies: Mapping[str, Iterable[Copy]],
     placement: dict[int, str],
-    lineage: tuple[tuple[int, int], ...],
-    first_attempt: int,
+    lineage: tuple[tuple[int, int], ...] = (),
+    first_attempt: int = 1,
 ) -> Resume | None:
     """Pick the newest step that all ranks of `placement` can restore on their own node; None: there is none.
 
     `copies` are by node, `lineage` is (attempt, step it resumed from) of all attempts so far; memory is preferred.
+    Copies saved by another number of ranks are set aside: their shards do not fit.
     """
-    tiers_by_step: dict[int, dict[int, Tier]] = defaultdict(dict)
+    complete: dict[tuple[int, int], dict[int, Tier]] = defaultdict(dict)
     for node, of_node in copies.items():
         for copy in of_node:
-            if placement.get(copy.rank) != node or not is_valid(copy, lineage, first_attempt):
+            if placement.get(copy.rank) != node or copy.world_size != len(placement):
                 continue
-            if tiers_by_step[copy.step].get(copy.rank) != "memory":
-                tiers_by_step[copy.step][copy.rank] = copy.tier
-    complete = [step for step, tiers in tiers_by_step.items() if len(tiers) == len(placement)]
-    return Resume(max(complete), tiers_by_step[max(complete)]) if complete else None
+            tiers = complete[copy.step, copy.attempt]
+            if is_valid(copy, lineage, first_attempt) and tiers.get(copy.rank) != "memory":
+                tiers[copy.rank] = copy.tier
+    newest = max((key for key, tiers in complete.items() if len(tiers) == len(placement)), default=None)
+    return Resume(newest[0], complete[newest]) if newest is not None else None
 
 
 def is_valid(copy: Copy, lineage: tuple[tuple[int, int], ...], first_attempt: int) -> bool:

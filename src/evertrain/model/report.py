@@ -94,6 +94,8 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     step: int
     attempt: int
+    world_size: int
+    """Ranks among which the state was divided when it was saved."""
     tier: Literal["memory", "disk"]
 
 

@@ -195,7 +195,7 @@ def _page_report(view: pages.PageView) -> PageReport:
         progress_time=view.progress_time,
         resumed_time=view.resumed_time,
         passed_time=passed,
-        passed_step=absolute if view.passed_time else None,
+        passed_step=view.passed_step if view.passed_step >= 0 else None,
         loss=view.loss,
         step_s=view.step_s or None,
         collective=f"{collective.op} {collective.seq} {collective.state}" if collective.state != "none" else "",

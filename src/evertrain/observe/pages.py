@@ -58,6 +58,8 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     """When training was back: at the end of `load()`, else at the first step."""
     reached: int
     """Highest step of all earlier attempts, as the controller told the rank."""
+    passed_step: int
+    """The first named step that was higher than `reached`."""
     passed_time: float
     """When this rank first finished a step higher than `reached`."""
     loss: float | None
@@ -126,7 +128,7 @@ def _view(fields: tuple[Any, ...], metrics: bytes, *, job: str, term: int, attem
     # fmt: off
     (
         sequence, written_time, collective_seq, collective_time, group, op, collective_state, _,
-        pid, abs_step, rel_step, progress_time, resumed_step, resumed_time, reached, passed_time,
+        pid, abs_step, rel_step, progress_time, resumed_step, resumed_time, reached, passed_step, passed_time,
         loss, grad_norm, tokens, step_s, phase_time, flags, metrics_count, _, _, phase,
     ) = fields
     # fmt: on
@@ -135,7 +137,7 @@ def _view(fields: tuple[Any, ...], metrics: bytes, *, job: str, term: int, attem
         job=job, term=term, attempt=attempt, rank=rank, sequence=sequence, written_time=written_time, pid=pid,
         abs_step=abs_step, rel_step=rel_step, progress_time=progress_time, step_s=step_s, phase=_text(phase),
         phase_time=phase_time, resumed_step=resumed_step, resumed_time=resumed_time, reached=reached,
-        passed_time=passed_time,
+        passed_step=passed_step, passed_time=passed_time,
         loss=loss if flags & layout.HAS_LOSS else None,
         grad_norm=grad_norm if flags & layout.HAS_GRAD_NORM else None,
         tokens=tokens if flags & layout.HAS_TOKENS else None,

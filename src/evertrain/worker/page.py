@@ -33,7 +33,7 @@ HEADER = struct.Struct("@8s II qqq d 64s I4x")
 """magic, layout, slot bytes, term, attempt, rank, created time, job, CRC of what precedes it."""
 HEADER_BYTES = 128
 
-SLOT = struct.Struct("@Q d Qd48s32sII qqq d qd qd ddd dd IIII 32s")
+SLOT = struct.Struct("@Q d Qd48s32sII qqq d qd qqd ddd dd IIII 32s")
 """Sequence and time of the write first, then the collective; see `PageWriter.write`. The CRC of these bytes follows,
 then the named metrics, whose CRC is one of these fields: they change seldom, and a checksum costs more than a copy."""
 CRC = struct.Struct("@I4x")
@@ -91,8 +91,8 @@ class PageWriter:
 
     __slots__ = (
         "_body", "_lock", "_metrics", "_view", "abs_step", "collective_seq", "collective_state", "collective_time",
-        "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op", "passed_time", "phase",
-        "phase_time", "pid", "progress_time", "reached", "rel_step", "resumed_step", "resumed_time", "sequence",
+        "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op", "passed_step", "passed_time",
+        "phase", "phase_time", "pid", "progress_time", "reached", "rel_step", "resumed_step", "resumed_time", "sequence",
         "step_s", "tokens",
     )  # fmt: skip
 
@@ -113,6 +113,7 @@ class PageWriter:
         self.resumed_step = -1
         self.resumed_time = 0.0
         self.reached = -1
+        self.passed_step = -1
         self.passed_time = 0.0
         self.loss = 0.0
         self.grad_norm = 0.0
@@ -145,7 +146,7 @@ class PageWriter:
                 sequence, _now() if now is None else now,
                 self.collective_seq, self.collective_time, self.group, self.op, self.collective_state, 0,
                 self.pid, self.abs_step, self.rel_step, self.progress_time,
-                self.resumed_step, self.resumed_time, self.reached, self.passed_time,
+                self.resumed_step, self.resumed_time, self.reached, self.passed_step, self.passed_time,
                 self.loss, self.grad_norm, self.tokens, self.step_s, self.phase_time,
                 self.flags, self.metrics_count, self.metrics_crc, 0, self.phase,
             )  # fmt: skip

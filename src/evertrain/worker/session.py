@@ -126,7 +126,7 @@ class Session:
         self._known_at = written.rel_step
         written.progress_time = now
         if not written.passed_time and step > written.reached:
-            written.passed_time = now
+            written.passed_step, written.passed_time = step, now
 
     def restored(self, step: int | None) -> None:
         """`load()` is done: training goes on after `step`, or begins."""

@@ -92,8 +92,8 @@ class PageWriter:
     __slots__ = (
         "_body", "_lock", "_metrics", "_view", "abs_step", "collective_seq", "collective_state", "collective_time",
         "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op", "passed_step", "passed_time",
-        "phase", "phase_time", "pid", "progress_time", "reached", "rel_step", "resumed_step", "resumed_time", "sequence",
-        "step_s", "tokens",
+        "phase", "phase_time", "pid", "progress_time", "reached", "rel_step", "resumed_step", "resumed_time",
+        "sequence", "step_s", "tokens",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:

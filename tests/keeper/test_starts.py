@@ -54,7 +54,7 @@ def test_a_dead_zygote_is_replaced_and_its_ranks_live_on(start_node: StartNode) 
 
     os.kill(first, signal.SIGKILL)
     node.wait_for(lambda state: not is_ready(state))
-    assert node.state["starter"]["reason"] == "the zygote ended with signal SIGKILL and is being started again"
+    assert node.state["starter"]["reason"] == "the zygote is being started again: it ended with signal SIGKILL"
     node.prepare(2)  # spawned meanwhile
     node.go(2)
     eventually(lambda: node.output(2), "the second attempt runs")
@@ -151,6 +151,6 @@ def test_a_zygote_that_keeps_dying_is_started_less_and_less_often(start_node: St
     node = start_node(REPORT, start="zygote", preload=["mine"])
     starts = tmp_path / "starts"
     node.prepare(1)
-    assert node.state["starter"]["reason"] == "the zygote ended with exit code 5 and is being started again"
+    assert node.state["starter"]["reason"] == "the zygote is being started again: it ended with exit code 5"
     eventually(lambda: starts.read_text().count("\n") >= 2, "it is started again", within_s=30)
     assert node.run(2) == {0: 0}

@@ -152,8 +152,9 @@ class Attempts:
             return
         living = [rank for rank in attempt.ranks.values() if not rank.has_ended]
         for rank in living:
+            if signal_number == signal.SIGKILL or not rank.killed:
+                rank.child.send(signal_number)
             rank.killed = True
-            rank.child.send(signal_number)
         if signal_number == signal.SIGKILL and not attempt.ending:
             attempt.ending = True
             for rank in living:
@@ -176,6 +177,16 @@ class Attempts:
         self._past_sessions.update(rank.child.pid for rank in attempt.ranks.values())
         del self._attempts[number]
         self._changed()
+
+    def refused(self, reason: str, instead: str) -> None:
+        """What waits must not become ranks: prepare the same attempts once more, started in another way."""
+        self._starter.refused(reason, instead)
+        for attempt in self._attempts.values():
+            if attempt.ranks and not attempt.gone and not attempt.ending:
+                for rank in attempt.ranks.values():
+                    rank.waiting.kill()
+                attempt.ranks.clear()
+                self._start(attempt, None)
 
     def end_all(self) -> None:
         for number in self._attempts:
@@ -210,12 +221,7 @@ class Attempts:
 
     def _said(self, attempt: Attempt, message: Message) -> None:
         if message["is"] == "refused" and not attempt.gone:
-            # none of those that wait may become a rank: the same attempt once more, started in another way
-            for rank in attempt.ranks.values():
-                rank.waiting.kill()
-            attempt.ranks.clear()
-            self._starter.refused(message["reason"], message["instead"])
-            self._start(attempt, None)
+            self.refused(message["reason"], message["instead"])
         self._changed()
 
     # -- ends --------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class Keeper:
 
     def _avoid_zygote(self, command: Message) -> None:
         if self._starter.mode != "spawn":
-            self._starter.refused(str(command["reason"]), "spawn")
+            self._attempts.refused(str(command["reason"]), "spawn")
 
     def _shutdown(self, _: Message) -> None:
         self.stop("the agent says so")

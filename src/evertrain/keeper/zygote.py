@@ -61,6 +61,7 @@ class Zygote:
         self._process: Waiting | None = None
         self._pause: Deadline | None = None
         self._deaths = 0
+        self._last_words = ""
         self._queue: list[Request] = []
         self._asked: list[tuple[Request, list[socket.socket]]] = []
         self.start()
@@ -113,6 +114,8 @@ class Zygote:
                 self._refused(message["reason"], message["instead"])
             case "forked":
                 self._forked(message)
+            case "stale":
+                self._last_words = message["reason"]
 
     def _ask(self) -> None:
         assert self._process is not None
@@ -147,7 +150,8 @@ class Zygote:
         self._deaths += 1
         pause_s = 0 if self._deaths == 1 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._deaths - 2))
         self._pause = self._loop.after(pause_s, self.start)
-        reason = f"the zygote ended with {exit} and is being started again"
+        reason = f"the zygote is being started again: {self._last_words or f'it ended with {exit}'}"
+        self._last_words = ""
         log(reason)
         self._died(reason, self._unanswered())
 

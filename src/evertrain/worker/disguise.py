@@ -51,7 +51,7 @@ def take_stdin(descriptor: int) -> None:
     _libc.clearerr(ctypes.c_void_p.in_dll(_libc, "stdin"))
     if (old := sys.stdin) is not None:
         binary = open(0, "rb", closefd=False)  # noqa: SIM115
-        binary.raw.name = "<stdin>"  # type: ignore[misc]
+        binary.raw.name = "<stdin>"  # type: ignore[attr-defined]
         sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
             binary, encoding=old.encoding, errors=old.errors, newline="\n", write_through=True
         )

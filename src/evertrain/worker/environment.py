@@ -8,6 +8,7 @@ is noticed in the ranks (session.py), before the second.
 from __future__ import annotations
 
 import ast
+import functools
 import os
 from collections.abc import Iterator
 
@@ -21,16 +22,26 @@ _READERS = {"torch", "torchvision", "torchaudio", "numpy", "scipy", "lightning",
 
 def check(command: script.Command) -> None:
     """Raise Unfit if the script must import torch by itself."""
-    path = script.source_file(command)
-    if path is None:
-        return
+    if path := script.source_file(command):
+        try:
+            found = os.stat(path)
+        except OSError:  # the rank will say so
+            return
+        if reason := _why_not(path, found.st_size, found.st_mtime_ns):
+            raise Unfit(reason, "spawn")
+
+
+@functools.lru_cache(maxsize=1)
+def _why_not(path: str, *_: int) -> str | None:
+    """For a file in the state that its size and time stand for."""
     try:
         with open(path, "rb") as file:
             tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # the rank will say so
-        return
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
     for name, line in changes(tree):
-        raise Unfit(f"line {line} of {os.path.basename(path)} sets {name} before it imports torch", "spawn")
+        return f"line {line} of {os.path.basename(path)} sets {name} before it imports torch"
+    return None
 
 
 def changes(tree: ast.Module) -> Iterator[tuple[str, int]]:

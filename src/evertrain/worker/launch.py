@@ -12,13 +12,13 @@ import json
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import traceback
 from types import TracebackType
 from typing import Any, NoReturn
 
 from evertrain.worker import disguise, script, session
+from evertrain.worker.freshness import LIBRARIES
 
 Given = dict[str, Any]
 """What the keeper told this process at its start: keeper, python, command, preload, and descriptors."""
@@ -120,7 +120,7 @@ def _show_without_launcher(theirs: TracebackType | None) -> None:
 def _record(error: BaseException, path: str) -> None:
     """Write down what ended the script, for the controller to read."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
     at = own[-1] if own else frames[-1] if frames else None
     record = {
         "type": type(error).__qualname__,
@@ -137,9 +137,6 @@ def _record(error: BaseException, path: str) -> None:
             json.dump(record, file)
     except OSError:
         pass
-
-
-_LIBRARIES = tuple({*sysconfig.get_paths().values(), os.path.dirname(os.path.dirname(__file__))})
 
 
 def _say(channel: int, message: dict[str, Any]) -> None:

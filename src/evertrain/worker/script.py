@@ -63,10 +63,9 @@ def clashes(command: Command, startup: Collection[str]) -> list[str]:
     if folder is None:
         return []
     # looked up one by one: to walk over all modules costs a forked process a copy of every page that they are on
-    beside = (name for name in _modules_in(folder) if name in sys.modules and name not in startup)
-    return sorted(
-        name for name in beside if name not in ("evertrain", "__main__") and not _is_from(sys.modules[name], folder)
-    )
+    loaded = [name for name in _modules_in(folder) if name in sys.modules and name not in startup]
+    ours = ("evertrain", "__main__")
+    return sorted(name for name in loaded if name not in ours and not _is_beside(name, sys.modules[name], folder))
 
 
 def forget_clashes(command: Command, startup: Collection[str]) -> None:
@@ -158,6 +157,7 @@ def _modules_in(folder: str) -> set[str]:
     return names | packages
 
 
-def _is_from(module: ModuleType, folder: str) -> bool:
-    file = os.path.realpath(getattr(module, "__file__", None) or "")
-    return file.startswith(os.path.join(os.path.realpath(folder), ""))
+def _is_beside(name: str, module: ModuleType, folder: str) -> bool:
+    found_in = os.path.realpath(os.path.dirname(getattr(module, "__file__", None) or ""))
+    folder = os.path.realpath(folder)
+    return found_in in (folder, os.path.join(folder, name))

@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import Any
 
-from evertrain.worker import disguise, environment, launch, preload, store
+from evertrain.worker import disguise, environment, freshness, hugepages, launch, preload, script, store
 from evertrain.worker.launch import Given, Go
 
 MOST_DESCRIPTORS = 253
@@ -38,15 +38,20 @@ def main(given: Given, startup: frozenset[str]) -> None:
     theirs = {descriptor for descriptor, _ in preload.open_descriptors()} - before
     gc.collect()
     gc.freeze()
-    channel, go = _serve(channel, keeper=given["keeper"], keep=theirs)
+    imported = freshness.Imported(command)
+    channel, go = _serve(channel, command, imported, keeper=given["keeper"], keep=theirs)
     launch.run(go, {**given, "channel": channel}, startup)
 
 
-def _serve(control: int, *, keeper: int, keep: set[int]) -> tuple[int, Go]:
+def _serve(
+    control: int, command: script.Command, imported: freshness.Imported, *, keeper: int, keep: set[int]
+) -> tuple[int, Go]:
     """Fork whenever the keeper asks. In a rank: its channel, and what it was told at `go`."""
     _say(control, {"is": "ready"})
+    is_first = True
     while True:
         request, descriptors = _receive(control)
+        _stop_if_stale(control, command, imported)
         ranks: int = request["ranks"]
         channels, listener = descriptors, None
         if len(descriptors) > ranks + 1:
@@ -71,6 +76,21 @@ def _serve(control: int, *, keeper: int, keep: set[int]) -> tuple[int, Go]:
         for descriptor in descriptors:
             os.close(descriptor)
         _say(control, {"is": "forked", "pids": [int(pid) for pid in pids], "error": last.decode()})
+        if is_first:
+            # takes a moment, which the first attempt does not wait for and the next one has
+            hugepages.gather()
+            is_first = False
+
+
+def _stop_if_stale(control: int, command: script.Command, imported: freshness.Imported) -> None:
+    """The user has edited something: what it would be like to start now is not what this process is like."""
+    try:
+        environment.check(command)
+    except preload.Unfit as unfit:
+        launch.refuse(control, str(unfit), unfit.instead)
+    if file := imported.changed():
+        _say(control, {"is": "stale", "reason": f"{file} has changed"})
+        os._exit(0)
 
 
 def _fork_all(number: int, tell: int) -> int:

@@ -122,6 +122,28 @@ time.sleep(600)
     assert (tmp_path / "child").read_text() == "None"
 
 
+def test_sigterm_is_sent_once_however_often_it_is_wanted(start_node: StartNode, tmp_path: Path) -> None:
+    text = """
+import pathlib, signal, time
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
+print('here', flush=True)
+while not pathlib.Path('leave').exists(): time.sleep(0.01)
+raise SystemExit(len(signals))
+"""
+    node = start_node(text)
+    node.prepare(1)
+    node.go(1)
+    eventually(lambda: "here" in node.output(1), "the rank runs")
+    for _ in range(3):
+        node.send(do="end", term=1, attempt=1, signal=15)
+        node.send(do="nonsense")  # whose answer says that the signal has been sent
+        node.wait_for_error()
+    (tmp_path / "leave").touch()
+    node.wait_for(lambda state: node.phase(1) == "ended")
+    assert node.rank(1)["exit"]["status"] == 1
+
+
 def test_a_rank_that_ignores_sigterm_is_killed_by_a_second_end(start_node: StartNode) -> None:
     node = start_node("import signal; signal.signal(15, signal.SIG_IGN)\n" + SLEEPER)
     node.prepare(1)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-from collections.abc import Callable
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -142,6 +145,76 @@ def test_a_module_of_the_scripts_own_by_the_name_of_one_that_torch_has_loaded(
         "the script has modules of its own by the name of one already imported: json, profile"
     )
     assert "mine" not in (tmp_path / "zygote-node-0.log").read_text(), "nothing of the user's has run in the zygote"
+
+
+def test_a_zygote_never_forks_for_code_that_has_changed(start_node: StartNode, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("value = 1")
+    text = "import mine, sys; print(mine.value, 'torch' in sys.modules, flush=True)"
+    node = start_node(text, start="zygote", preload=["mine"])
+    assert node.run(1) == {0: 0}
+    (tmp_path / "mine.py").write_text("value = 2")
+    node.prepare(2)
+    assert node.state["starter"]["reason"] == f"the zygote is being started again: {tmp_path / 'mine.py'} has changed"
+    node.wait_for(is_ready)
+    assert node.run(3) == {0: 0}
+    (tmp_path / "script.py").write_text(f"import os; os.environ['OMP_NUM_THREADS'] = '7'; {text}")
+    assert node.run(4) == {0: 0}
+    assert node.state["starter"]["mode"] == "spawn"
+    assert [node.output(attempt) for attempt in (1, 3, 4)] == ["1 True\n", "2 True\n", "2 False\n"]
+
+
+def test_what_waits_is_prepared_anew_when_the_zygote_is_to_be_avoided(start_node: StartNode) -> None:
+    node = start_node(REPORT, start="zygote", nproc=2)
+    node.prepare(1, store=True)
+    before = node.attempt(1)
+    node.send(do="avoid_zygote", term=1, reason="because")
+    node.wait_for(lambda state: node.phase(1) == "prepared" and node.attempt(1)["ranks"] != before["ranks"])
+    assert node.attempt(1)["store_port"] == before["store_port"]
+    node.go(1)
+    node.wait_for(lambda state: node.phase(1) == "ended")
+    assert node.output(1, 1).split()[1] == "False"
+
+
+FAKE_CUDA = """
+#include <fcntl.h>
+int cuInit(unsigned flags) { return open("/dev/nvidia0", O_RDWR) < 0; }
+"""
+
+
+@pytest.fixture
+def fake_cuda(tmp_path: Path) -> Iterator[Path]:
+    """A driver library that opens a device, and the device, where the machine has none of its own."""
+    device = Path("/dev/nvidia0")
+    if device.exists() or os.getuid() != 0 or not shutil.which("gcc"):
+        pytest.skip("needs root, gcc, and a machine without a GPU")
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
+    source.write_text(FAKE_CUDA)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    try:
+        yield library
+    finally:
+        device.unlink()
+
+
+def test_a_zygote_with_an_open_gpu_is_refused(start_node: StartNode, tmp_path: Path, fake_cuda: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"import ctypes\nassert ctypes.CDLL({str(fake_cuda)!r}).cuInit(0) == 0")
+    node = start_node(REPORT, start="zygote", preload=["mine"])
+    assert node.run() == {0: 0}
+    starter = node.state["starter"]
+    assert (starter["mode"], starter["reason"]) == ("parked", "an import has opened /dev/nvidia0")
+
+
+def test_a_child_that_finds_a_gpu_open_is_refused_too(start_node: StartNode, tmp_path: Path, fake_cuda: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"import ctypes, os\ncuda = ctypes.CDLL({str(fake_cuda)!r})\n"
+        "os.register_at_fork(after_in_child=lambda: cuda.cuInit(0))\n"
+    )
+    node = start_node(REPORT, start="zygote", preload=["mine"], nproc=2)
+    assert node.run(store=True) == {0: 0, 1: 0}
+    starter = node.state["starter"]
+    assert (starter["mode"], starter["reason"]) == ("parked", "an import has opened /dev/nvidia0")
+    assert node.attempt(1)["error"] == ""
 
 
 def test_a_zygote_that_keeps_dying_is_started_less_and_less_often(start_node: StartNode, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ class Zygote:
         return self._unanswered()
 
     def _said(self, message: Message) -> None:
+        assert self._process is not None
         match message["is"]:
             case "ready":
                 self._deaths = 0
@@ -116,6 +117,7 @@ class Zygote:
                 self._forked(message)
             case "stale":
                 self._last_words = message["reason"]
+                self._process.child.send(9)
 
     def _ask(self) -> None:
         assert self._process is not None

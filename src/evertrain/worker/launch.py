@@ -42,8 +42,15 @@ def wait(channel: int, keeper: int) -> Go:
 
 
 def refuse(channel: int, reason: str, instead: str) -> NoReturn:
-    """Say that this process must not become a rank, and end."""
-    _say(channel, {"is": "refused", "reason": reason, "instead": instead})
+    """Say that this process must not become a rank, and wait for its end."""
+    last_words(channel, {"is": "refused", "reason": reason, "instead": instead})
+
+
+def last_words(channel: int, message: dict[str, Any]) -> NoReturn:
+    """Say something and wait to be killed: the news of an end may overtake what was said before it."""
+    _say(channel, message)
+    while os.read(channel, 1 << 10):
+        pass
     os._exit(0)
 
 

@@ -65,7 +65,7 @@ def why_not_fork() -> str | None:
 
     if torch.cuda._initialized or torch.cuda._is_in_bad_fork():
         return "CUDA has been initialised by an import"
-    if opened := sorted(path for _, path in open_descriptors() if path.startswith(DEVICES)):
+    if opened := sorted({path for _, path in open_descriptors() if path.startswith(DEVICES)}):
         return f"an import has opened {', '.join(opened)}"
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         return f"imports have left {threads} threads"

@@ -26,7 +26,6 @@ def main(given: Given, startup: frozenset[str]) -> None:
     disguise.die_with_parent(given["keeper"])
     disguise.name_process("evertrain-zygote")
     channel, command = given["channel"], given["command"]
-    before = {descriptor for descriptor, _ in preload.open_descriptors()}
     try:
         environment.check(command)
         preload.load(command, given["preload"], startup)
@@ -35,17 +34,14 @@ def main(given: Given, startup: frozenset[str]) -> None:
     preload.end_idle_threads()
     if reason := preload.why_not_fork():
         launch.refuse(channel, reason, "parked")
-    theirs = {descriptor for descriptor, _ in preload.open_descriptors()} - before
     gc.collect()
     gc.freeze()
     imported = freshness.Imported(command)
-    channel, go = _serve(channel, command, imported, keeper=given["keeper"], keep=theirs)
+    channel, go = _serve(channel, command, imported, keeper=given["keeper"])
     launch.run(go, {**given, "channel": channel}, startup)
 
 
-def _serve(
-    control: int, command: script.Command, imported: freshness.Imported, *, keeper: int, keep: set[int]
-) -> tuple[int, Go]:
+def _serve(control: int, command: script.Command, imported: freshness.Imported, *, keeper: int) -> tuple[int, Go]:
     """Fork whenever the keeper asks. In a rank: its channel, and what it was told at `go`."""
     _say(control, {"is": "ready"})
     is_first = True
@@ -61,9 +57,11 @@ def _serve(
         if middle == 0:
             number = _fork_all(len(channels), tell)
             channel = channels[number]
+            is_store = number == ranks
             os.setsid()
-            _close_all_but(keep | {channel} | ({listener} if listener is not None and number == ranks else set()))
-            if number == ranks:
+            for descriptor in {control, told, tell, *descriptors} - {channel, listener if is_store else None}:
+                os.close(descriptor)
+            if is_store:
                 assert listener is not None
                 store.serve(channel, listener)
             if reason := preload.why_not_fork():
@@ -89,8 +87,7 @@ def _stop_if_stale(control: int, command: script.Command, imported: freshness.Im
     except preload.Unfit as unfit:
         launch.refuse(control, str(unfit), unfit.instead)
     if file := imported.changed():
-        _say(control, {"is": "stale", "reason": f"{file} has changed"})
-        os._exit(0)
+        launch.last_words(control, {"is": "stale", "reason": f"{file} has changed"})
 
 
 def _fork_all(number: int, tell: int) -> int:
@@ -123,12 +120,6 @@ def _receive(control: int) -> tuple[dict[str, Any], list[int]]:
         # the number is not the object's to close: a rank may use it for something else by then
         sock.detach()
     return json.loads(line), descriptors
-
-
-def _close_all_but(keep: set[int]) -> None:
-    for descriptor, _ in list(preload.open_descriptors()):
-        if descriptor not in keep:
-            os.close(descriptor)
 
 
 def _say(control: int, message: dict[str, Any]) -> None:

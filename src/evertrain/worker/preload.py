@@ -65,21 +65,23 @@ def why_not_fork() -> str | None:
 
     if torch.cuda._initialized or torch.cuda._is_in_bad_fork():
         return "CUDA has been initialised by an import"
-    if opened := sorted({path for _, path in open_descriptors() if path.startswith(DEVICES)}):
+    if opened := sorted(path for path in _open_files() if path.startswith(DEVICES)):
         return f"an import has opened {', '.join(opened)}"
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         return f"imports have left {threads} threads"
     return None
 
 
-def open_descriptors() -> Iterator[tuple[int, str]]:
-    """Every open descriptor above standard error, and what it is."""
+def _open_files() -> set[str]:
+    """What this process has open above standard error."""
+    found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             if int(name) > 2:
-                yield int(name), os.readlink(f"/proc/self/fd/{name}")
+                found.add(os.readlink(f"/proc/self/fd/{name}"))
         except OSError:  # the one that was open for the listing
             pass
+    return found
 
 
 @contextmanager

@@ -8,7 +8,6 @@ changes nothing. `end` works in every phase.
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -103,7 +102,7 @@ class Attempts:
         self._attempts: dict[int, Attempt] = {}
         self._sweep_planned = False
         self._past_sessions: set[int] = set()
-        """Sessions of ranks of forgotten attempts."""
+        """Sessions of ranks of forgotten attempts, and of what ranks had started apart from themselves."""
 
     def report(self) -> Message:
         return {str(number): attempt.report() for number, attempt in self._attempts.items()}
@@ -270,7 +269,8 @@ class Attempts:
                 is_doomed = session in self._past_sessions or not is_one_running
             if is_doomed:
                 found_any = True
-                os.kill(pid, signal.SIGKILL)
+                self._past_sessions.add(session)
+                self._children.kill_orphan(pid)
         if found_any:
             self._plan_sweep(SWEEP_AGAIN_S)
 

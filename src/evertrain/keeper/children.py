@@ -77,13 +77,20 @@ class Children:
         self._loop.watch(child.pidfd, lambda: self._died(child))
         return child
 
+    def kill_orphan(self, pid: int) -> None:
+        """Kill one of `orphans()`. Nobody else reaps it, so its number is still its own."""
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except PermissionError:  # it runs as somebody else
+            pass
+
     def kill_all(self) -> None:
         """Kill every child, known or not."""
         for child, _ in self._known.values():
             child.send(signal.SIGKILL)
             child.send_group(signal.SIGKILL)
         for pid, _ in self.orphans():
-            os.kill(pid, signal.SIGKILL)
+            self.kill_orphan(pid)
 
     @property
     def none_left(self) -> bool:

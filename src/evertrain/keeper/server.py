@@ -31,6 +31,8 @@ class Server:
         self.agent_left_time: float = time.monotonic()
         """When the last agent went, on the monotonic clock; the start of the keeper where there was none yet."""
         self._listener = socket.socket(socket.AF_UNIX)
+        # of a keeper that was killed
+        (folder / "keeper.sock").unlink(missing_ok=True)
         # by way of the open folder: a long job name must not exceed the 107 bytes of a socket's address
         directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         self._listener.bind(f"/proc/self/fd/{directory}/keeper.sock")

@@ -94,7 +94,9 @@ def _become(program: str, args: list[str]) -> NoReturn:
 
 def _be_oneself() -> None:
     """What a fork has copied and every process should have for itself; `random` sees to that by itself."""
-    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    main = threading.main_thread()
+    if main.native_id != os.getpid():  # Python 3.11 and 3.12 keep the parent's
+        main._set_native_id()  # type: ignore[attr-defined]
     if torch := sys.modules.get("torch"):
         torch.default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):

@@ -18,7 +18,8 @@ def run(body: str, *argv: str, stdin: bytes = b"") -> subprocess.CompletedProces
     with tempfile.TemporaryFile() as real:
         real.write(stdin)
         real.seek(0)
-        start = f"import os, sys\nsys.path[0], real = {str(SRC)!r}, {real.fileno()}\nfrom evertrain.worker import disguise\n"
+        start = f"import os, sys; sys.path[0], real = {str(SRC)!r}, {real.fileno()}\n"
+        start += "from evertrain.worker import disguise\n"
         return subprocess.run(
             [sys.executable, "-u", *(argv or ("-",))],
             input=(start + body).encode(),

@@ -103,9 +103,7 @@ def batch(step: int) -> torch.Tensor:
     return torch.randn(32, 256, generator=torch.Generator().manual_seed(step * 1000 + RANK))
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.GELU())])
     model = DistributedDataParallel(net)
@@ -134,6 +132,13 @@ def main() -> None:
         saves.save(step)
         tell("step", step=step, loss=loss.item(), collectives=collectives_seen())
 
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    # a function of its own, so that DDP is gone before the group: in the other order torch 2.13 can hang at the end,
+    # when gloo's thread wants the interpreter's lock to let go of the last gradients
+    train()
     dist.barrier()
     tell("done")
     dist.destroy_process_group()

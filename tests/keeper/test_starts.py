@@ -83,25 +83,6 @@ def test_an_attempt_that_waits_for_a_dying_zygote_is_spawned(start_node: StartNo
     assert node.output(1).split()[1] == "False"
 
 
-def test_avoid_zygote(start_node: StartNode) -> None:
-    node = start_node(REPORT, start="zygote")
-    node.wait_for(is_ready)
-    zygote = processes.identify(node.state["starter"]["pid"])
-    assert zygote
-    node.send(do="avoid_zygote", term=1, reason="the script set OMP_NUM_THREADS")
-    node.wait_for(lambda state: state["starter"]["mode"] == "spawn")
-    assert node.state["starter"]["reason"] == "the script set OMP_NUM_THREADS"
-    assert node.run() == {0: 0}
-    assert node.output(1).split()[1] == "False"
-    assert not processes.is_alive(zygote)
-
-
-def test_preloaded_modules_are_there(start_node: StartNode, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import json; loaded = True")
-    node = start_node("import sys; sys.exit('mine' not in sys.modules)", start="zygote", preload=["mine"])
-    assert node.run() == {0: 0}
-
-
 REFUSALS = {
     "a thread": ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
                  "parked", "imports have left 2 threads"),
@@ -166,9 +147,14 @@ def test_a_zygote_never_forks_for_code_that_has_changed(start_node: StartNode, t
 def test_what_waits_is_prepared_anew_when_the_zygote_is_to_be_avoided(start_node: StartNode) -> None:
     node = start_node(REPORT, start="zygote", nproc=2)
     node.prepare(1, store=True)
+    zygote = processes.identify(node.state["starter"]["pid"])
     before = node.attempt(1)
-    node.send(do="avoid_zygote", term=1, reason="because")
+    assert zygote
+    node.send(do="avoid_zygote", term=1, reason="the script set OMP_NUM_THREADS")
     node.wait_for(lambda state: node.phase(1) == "prepared" and node.attempt(1)["ranks"] != before["ranks"])
+    assert node.state["starter"]["mode"] == "spawn"
+    assert node.state["starter"]["reason"] == "the script set OMP_NUM_THREADS"
+    assert not processes.is_alive(zygote)
     assert node.attempt(1)["store_port"] == before["store_port"]
     node.go(1)
     node.wait_for(lambda state: node.phase(1) == "ended")

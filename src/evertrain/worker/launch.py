@@ -28,6 +28,7 @@ Go = dict[str, Any]
 
 def wait(channel: int, keeper: int) -> Go:
     """Say that nothing but `go` is missing, and wait for it. Without a keeper there is nothing to wait for."""
+    _be_oneself()
     _say(channel, {"is": "ready"})
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -63,7 +64,6 @@ def run(go: Go, given: Given, startup: frozenset[str]) -> None:
     args = script.arguments(command, go["env"].get("LOCAL_RANK", ""))
     if command["kind"] == "program":
         _become(command["target"], args)
-    _be_oneself()
     real = [given["python"], "-u", *(["-m"] if command["kind"] == "module" else []), command["target"], *args]
     disguise.show_command_line(real)
     disguise.name_process(os.path.basename(given["python"]))

@@ -6,7 +6,6 @@ keeper is told. A rank copies nothing of what the zygote holds but its imports.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import socket
@@ -34,8 +33,6 @@ def main(given: Given, startup: frozenset[str]) -> None:
     preload.end_idle_threads()
     if reason := preload.why_not_fork():
         launch.refuse(channel, reason, "parked")
-    gc.collect()
-    gc.freeze()
     imported = freshness.Imported(command)
     channel, go = _serve(channel, command, imported, keeper=given["keeper"])
     launch.run(go, {**given, "channel": channel}, startup)

@@ -33,6 +33,7 @@ def main(given: Given, startup: frozenset[str]) -> None:
     preload.end_idle_threads()
     if reason := preload.why_not_fork():
         launch.refuse(channel, reason, "parked")
+    hugepages.gather()
     imported = freshness.Imported(command)
     channel, go = _serve(channel, command, imported, keeper=given["keeper"])
     launch.run(go, {**given, "channel": channel}, startup)
@@ -41,7 +42,6 @@ def main(given: Given, startup: frozenset[str]) -> None:
 def _serve(control: int, command: script.Command, imported: freshness.Imported, *, keeper: int) -> tuple[int, Go]:
     """Fork whenever the keeper asks. In a rank: its channel, and what it was told at `go`."""
     _say(control, {"is": "ready"})
-    is_first = True
     while True:
         request, descriptors = _receive(control)
         _stop_if_stale(control, command, imported)
@@ -71,10 +71,6 @@ def _serve(control: int, command: script.Command, imported: freshness.Imported, 
         for descriptor in descriptors:
             os.close(descriptor)
         _say(control, {"is": "forked", "pids": [int(pid) for pid in pids], "error": last.decode()})
-        if is_first:
-            # takes a moment, which the first attempt does not wait for and the next one has
-            hugepages.gather()
-            is_first = False
 
 
 def _stop_if_stale(control: int, command: script.Command, imported: freshness.Imported) -> None:

@@ -32,6 +32,7 @@ from harness import BIN, ROOT, clean_environment, interleave, parser, print_tabl
 TOY = ROOT / "benchmarks/toy.py"
 RANKS = 4
 WARM_UP_STEPS = 10
+COST_ROUNDS = 3
 LIMIT_S = 120.0
 TARGETS = {"step_overhead_fraction": 0.01, "report_us": 5.0, "cli_help_s": 0.3}
 DIFFERENCE_LIMIT = 0.01
@@ -52,11 +53,17 @@ class Watched:
 
 def single_costs_us() -> dict[str, float]:
     """Microseconds of one call of each hook and of `report()`."""
-    plain, hooked = (_costs_in_a_process(kind) for kind in ("plain", "hooked"))
+    seen: dict[str, list[dict[str, float]]] = {"plain": [], "hooked": []}
+    for _, kind in interleave(tuple(seen), COST_ROUNDS):
+        seen[kind].append(_costs_in_a_process(kind))
+
+    def middle(kind: str, call: str) -> float:
+        return median(costs[call] for costs in seen[kind])
+
     return {
-        "collective": max(0.0, hooked["all_reduce"] - plain["all_reduce"]),
-        "optimizer_step": max(0.0, hooked["optimizer_step"] - plain["optimizer_step"]),
-        "report": hooked["report"],
+        "collective": middle("hooked", "all_reduce") - middle("plain", "all_reduce"),
+        "optimizer_step": middle("hooked", "optimizer_step") - middle("plain", "optimizer_step"),
+        "report": middle("hooked", "report"),
     }
 
 

@@ -16,6 +16,7 @@ from evertrain.worker import hooks, script
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Makes `torch.cuda.is_available()` ask the driver's management library, which does not initialise CUDA."""
+_OURS = ("evertrain.worker.api", "evertrain.worker.checkpointer", "evertrain.worker.settle")
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dxg", "/dev/dri/")
 
 
@@ -40,6 +41,9 @@ def load(command: script.Command, names: Sequence[str], startup: frozenset[str])
         except Exception as error:
             raise Unfit(f"torch cannot be imported: {error}", "spawn") from error
         assert torch
+        # what a script that uses us imports, so that no rank pays for it on its way back
+        for name in _OURS:
+            importlib.import_module(name)
     script.enter(command)
     _refuse_clashes(command, startup)
     for name in names:

@@ -1,7 +1,7 @@
 """The job that the benchmarks train: the same file under Evertrain and under every other launcher.
 
-Four layers in DDP over gloo. A step sleeps for 50 ms, as long as a small accelerator might compute, and then runs
-forward, backward and AdamW on the CPU. With TOY_SAVE=evertrain it saves every step to the Checkpointer; with
+Four layers in DDP over gloo. A step sleeps for 50 ms (TOY_SLEEP), as long as a small accelerator might compute, and
+then runs forward, backward and AdamW on the CPU. With TOY_SAVE=evertrain it saves every step to the Checkpointer; with
 TOY_SAVE=disk rank 0 saves to a file every 5 steps, as scripts without help do; with TOY_SAVE=none nothing is saved, and
 every step is reported. TOY_KILL=RANK:STEP ends that rank by SIGKILL 20 ms into that step, once.
 
@@ -28,7 +28,7 @@ SAVE = os.environ.get("TOY_SAVE", "disk")
 FOLDER = Path(os.environ["TOY_LOG"]).parent
 RANK = int(os.environ["RANK"])
 KILL_RANK, KILL_STEP = map(int, os.environ.get("TOY_KILL", "-1:-1").split(":"))
-SLEEP_S, KILL_AFTER_S = 0.05, 0.02
+SLEEP_S, KILL_AFTER_S = float(os.environ.get("TOY_SLEEP", "0.05")), 0.02
 DISK_EVERY = 5
 
 LOG = os.open(os.environ["TOY_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -40,11 +40,11 @@ def tell(event: str, **more: Any) -> None:
 
 
 def sleep_or_die(step: int) -> None:
-    time.sleep(KILL_AFTER_S)
+    time.sleep(min(SLEEP_S, KILL_AFTER_S))
     if (RANK, step) == (KILL_RANK, KILL_STEP) and first_time():
         tell("kill", step=step)
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(SLEEP_S - KILL_AFTER_S)
+    time.sleep(max(0.0, SLEEP_S - KILL_AFTER_S))
 
 
 def first_time() -> bool:

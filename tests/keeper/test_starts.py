@@ -213,3 +213,21 @@ def test_a_zygote_that_keeps_dying_is_started_less_and_less_often(start_node: St
     assert node.state["starter"]["reason"] == "the zygote is being started again: it ended with exit code 5"
     eventually(lambda: starts.read_text().count("\n") >= 2, "it is started again", within_s=30)
     assert node.run(2) == {0: 0}
+
+
+def test_a_zygote_that_does_not_answer_is_replaced(start_node: StartNode, tmp_path: Path) -> None:
+    seam = tmp_path / "hasty.py"
+    seam.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2] / 'src')!r})\n"
+        "from evertrain.keeper import main, zygote\n"
+        "zygote.FORK_LIMIT_S = 0.3\n"
+        "main.main(sys.argv[1])\n"
+    )
+    node = start_node(REPORT, start="zygote", command=(str(seam),))
+    node.wait_for(is_ready)
+    os.kill(node.state["starter"]["pid"], signal.SIGSTOP)
+    node.prepare(1)
+    assert node.state["starter"]["reason"] == "the zygote is being started again: it had not forked after 0.3 s"
+    node.go(1)
+    node.wait_for(lambda state: node.phase(1) == "ended")
+    assert node.output(1).split()[1] == "False"

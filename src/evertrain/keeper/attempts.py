@@ -18,8 +18,7 @@ from evertrain.keeper.lines import Message
 from evertrain.keeper.log import log
 from evertrain.keeper.loop import Loop
 from evertrain.keeper.starter import Starter
-from evertrain.keeper.waiting import Waiting
-from evertrain.keeper.zygote import Started
+from evertrain.keeper.waiting import Started, Waiting
 
 STUCK_AFTER_S = 5.0
 """A process that is still there so long after SIGKILL hangs in the kernel."""

@@ -45,7 +45,7 @@ class Child:
     def send(self, signal_number: int) -> None:
         try:
             send_signal(self.pidfd, signal_number)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # gone, or running as somebody else
             pass
 
     def send_group(self, signal_number: int) -> None:

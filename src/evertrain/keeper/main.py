@@ -21,8 +21,8 @@ def main(path: str) -> None:
 
     spec: dict[str, Any] = json.loads(Path(path).read_bytes())
     _stand_alone()
-    os.makedirs(spec["node_dir"], mode=0o700, exist_ok=True)
     try:
+        os.makedirs(spec["node_dir"], mode=0o700, exist_ok=True)
         keeper = Keeper(spec, environ=_environ_of_ranks(spec), stdin=os.dup(0), log_fd=_open_log(spec))
     except OSError as error:
         sys.exit(f"evertrain: the keeper of {spec['node']} cannot start: {error}")

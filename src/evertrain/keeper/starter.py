@@ -18,8 +18,8 @@ from evertrain.keeper.lines import Message
 from evertrain.keeper.log import log
 from evertrain.keeper.loop import Loop
 from evertrain.keeper.pool import Pool
-from evertrain.keeper.waiting import Spawner
-from evertrain.keeper.zygote import Request, Started, Zygote
+from evertrain.keeper.waiting import Request, Spawner, Started
+from evertrain.keeper.zygote import Zygote
 
 
 class Starter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from evertrain.keeper import interpreter
@@ -39,6 +40,24 @@ class Waiting:
         self.ended = lambda _: None
         self.line.close()
         self.child.send(9)
+
+
+@dataclass
+class Request:
+    """So many waiting ranks, and with a listening socket a process that serves the store on it."""
+
+    ranks: int
+    listener: socket.socket | None
+    done: Callable[[Started], None]
+
+
+@dataclass
+class Started:
+    """The answer to a request."""
+
+    ranks: list[Waiting]
+    store: Waiting | None = None
+    error: str = ""
 
 
 class Spawner:

@@ -8,33 +8,20 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from evertrain.keeper.children import Children, Exit
 from evertrain.keeper.lines import Message, pair
 from evertrain.keeper.log import log
 from evertrain.keeper.loop import Deadline, Loop
-from evertrain.keeper.waiting import Spawner, Waiting
+from evertrain.keeper.waiting import Request, Spawner, Started, Waiting
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-
-
-@dataclass
-class Request:
-    """So many waiting ranks, and with a listening socket a process that serves the store on it."""
-
-    ranks: int
-    listener: socket.socket | None
-    done: Callable[[Started], None]
-
-
-@dataclass
-class Started:
-    """The answer to a request."""
-
-    ranks: list[Waiting]
-    store: Waiting | None = None
-    error: str = ""
+IMPORT_LIMIT_S = 300.0
+"""A zygote that is not ready after so long is given up for good."""
+FORK_LIMIT_S = 10.0
+"""One that has not forked after so long is ended, and started again."""
+MOST_RANKS = 250
+"""The kernel passes no more descriptors at once."""
 
 
 class Zygote:
@@ -60,6 +47,7 @@ class Zygote:
         self._unable = unable
         self._process: Waiting | None = None
         self._pause: Deadline | None = None
+        self._limit: Deadline | None = None
         self._deaths = 0
         self._last_words = ""
         self._queue: list[Request] = []
@@ -89,16 +77,21 @@ class Zygote:
             return
         self._process.said = self._said
         self._process.ended = self._ended
+        self._limit = self._loop.after(IMPORT_LIMIT_S, self._never_ready)
 
     def fork(self, request: Request) -> None:
+        if request.ranks > MOST_RANKS:
+            return self._unable(f"{request.ranks} ranks are more than it can be asked for", request)
         self._queue.append(request)
         if self.is_ready:
             self._ask()
+        return None
 
     def close(self) -> list[Request]:
         """End it; what it had not answered yet comes back."""
         if self._pause:
             self._pause.cancel()
+        self._within(None)
         if self._process:
             self._process.kill()
             self._process = None
@@ -108,6 +101,7 @@ class Zygote:
         assert self._process is not None
         match message["is"]:
             case "ready":
+                self._within(None)
                 self._deaths = 0
                 self._ready()
                 self._ask()
@@ -126,6 +120,7 @@ class Zygote:
             pairs = [pair() for _ in range(request.ranks + (request.listener is not None))]
             theirs = [their for _, their in pairs]
             self._asked.append((request, [our for our, _ in pairs]))
+            self._within(FORK_LIMIT_S)
             self._children.answers_open += 1
             passed = [*theirs, request.listener] if request.listener else theirs
             self._process.line.say({"do": "fork", "ranks": request.ranks}, [sock.fileno() for sock in passed])
@@ -134,6 +129,7 @@ class Zygote:
 
     def _forked(self, message: Message) -> None:
         request, ours = self._asked.pop(0)
+        self._within(FORK_LIMIT_S if self._asked else None)
         pids = message["pids"]
         if len(pids) < len(ours):
             # those that were forked see the end of their lines, and go
@@ -147,7 +143,22 @@ class Zygote:
         request.done(Started(waiting, store))
         return None
 
+    def _within(self, limit_s: float | None) -> None:
+        """The answer that is waited for next has to come within so long."""
+        if self._limit:
+            self._limit.cancel()
+        self._limit = self._loop.after(limit_s, self._too_slow) if limit_s is not None else None
+
+    def _never_ready(self) -> None:
+        self._refused(f"the zygote was not ready after {IMPORT_LIMIT_S:g} s", "spawn")
+
+    def _too_slow(self) -> None:
+        assert self._process is not None
+        self._last_words = f"it had not forked after {FORK_LIMIT_S:g} s"
+        self._process.child.send(9)
+
     def _ended(self, exit: Exit) -> None:
+        self._within(None)
         self._process = None
         self._deaths += 1
         pause_s = 0 if self._deaths == 1 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._deaths - 2))

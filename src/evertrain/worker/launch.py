@@ -128,10 +128,18 @@ def _show_without_launcher(theirs: TracebackType | None) -> None:
 
 def _record(error: BaseException, path: str) -> None:
     """Write down what ended the script, for the controller to read."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(_described(error), file)
+    except Exception:  # a full disk, an error that cannot be printed: the user's own error is what has to be shown
+        pass
+
+
+def _described(error: BaseException) -> dict[str, Any]:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
     at = own[-1] if own else frames[-1] if frames else None
-    record = {
+    return {
         "type": type(error).__qualname__,
         "module": type(error).__module__,
         "message": str(error),
@@ -141,11 +149,6 @@ def _record(error: BaseException, path: str) -> None:
         "line": at.lineno if at else None,
         "step": session.current.step if session.current else None,
     }
-    try:
-        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
-            json.dump(record, file)
-    except OSError:
-        pass
 
 
 def _say(channel: int, message: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ Ends with `bit-identical: yes` and exit code 0 only if both end with the very sa
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 EVERTRAIN = Path(sys.executable).with_name("evertrain")
-RUNS = Path(".evertrain")
+RUNS = Path(".evertrain/demo")
 STEPS = 120
 KILLS = ("kill:rank=2@step=40", "kill:rank=0@save=80")
 
@@ -36,17 +37,18 @@ def look(command: str, job: str, *flags: str) -> str:
 
 def main() -> int:
     began = time.monotonic()
-    RUNS.mkdir(exist_ok=True)
+    shutil.rmtree(RUNS, ignore_errors=True)  # incidents of earlier demonstrations
+    RUNS.mkdir(parents=True)
     print("1. Training in peace.")
-    peace_status, peace = train("demo-in-peace")
+    peace_status, peace = train("in-peace")
     print("\n2. The same training; one rank is killed in the middle of a step, another while it saves.")
     kills = [word for kill in KILLS for word in ("--inject", kill)]
-    killed_status, killed = train("demo-with-kills", *kills)
+    killed_status, killed = train("with-kills", *kills)
 
     print("\n3. What happened, and what it cost:")
-    print(look("incidents", "demo-with-kills"))
-    print(look("status", "demo-with-kills"))
-    incidents = json.loads(look("incidents", "demo-with-kills", "--json"))
+    print(look("incidents", "with-kills"))
+    print(look("status", "with-kills"))
+    incidents = json.loads(look("incidents", "with-kills", "--json"))
     ranks_killed = [incident["ranks"] for incident in incidents]
 
     identical = (

@@ -220,6 +220,32 @@ time.sleep(600)
     assert node.rank(1, 1)["state"] == "running"
 
 
+@pytest.mark.parametrize("how", ["end", "death", "shutdown"])
+def test_semaphores_of_a_killed_rank_are_removed(start_node: StartNode, how: str) -> None:
+    text = """
+import multiprocessing, os, time
+context = multiprocessing.get_context('spawn')
+lock, worker = context.Lock(), context.Process(target=time.sleep, args=(600,))
+if __name__ == '__main__':
+    worker.start()
+    print(lock._semlock.name, flush=True)
+    time.sleep(600)
+"""
+    node = start_node(text)
+    node.prepare(1)
+    node.go(1)
+    eventually(lambda: node.output(1).strip(), "the rank runs")
+    semaphore = Path(f"/dev/shm/sem.{node.output(1).strip().removeprefix('/')}")
+    assert semaphore.exists()
+    if how == "end":
+        node.send(do="end", term=1, attempt=1, signal=9)
+    elif how == "death":
+        os.kill(node.rank(1)["pid"], signal.SIGKILL)
+    else:
+        node.send(do="shutdown", term=1)
+    eventually(lambda: not semaphore.exists(), "the semaphore is removed", within_s=5)
+
+
 def test_a_waiting_rank_may_die_and_the_others_still_go(start_node: StartNode) -> None:
     node = start_node(SLEEPER, nproc=2)
     node.prepare(1)

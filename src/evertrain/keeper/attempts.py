@@ -22,7 +22,7 @@ from evertrain.keeper.waiting import Started, Waiting
 
 STUCK_AFTER_S = 5.0
 """A process that is still there so long after SIGKILL hangs in the kernel."""
-SWEEP_AGAIN_S = 0.05
+SWEEP_AGAIN_S = 0.01
 STORE_BACKLOG = 4096
 """All ranks of a job connect in the same instant."""
 
@@ -155,8 +155,6 @@ class Attempts:
             rank.killed = True
         if signal_number == signal.SIGKILL and not attempt.ending:
             attempt.ending = True
-            for rank in living:
-                rank.child.send_group(signal_number)
             if attempt.store:
                 attempt.store.kill()
                 attempt.store = None
@@ -228,7 +226,6 @@ class Attempts:
         rank.exit = exit
         rank.state = "ended"
         rank.waiting.line.close()
-        rank.child.send_group(signal.SIGKILL)
         self._plan_sweep()
         log(f"attempt {attempt.number}: pid {rank.child.pid} ended with {exit}{' on command' if rank.killed else ''}")
         self._changed()
@@ -243,6 +240,8 @@ class Attempts:
         for number, rank in attempt.ranks.items():
             if not rank.has_ended:
                 rank.state = "stuck"
+                # its children will not become the keeper's
+                rank.child.send_group(signal.SIGKILL)
                 log(f"rank {number} (pid {rank.child.pid}) is still there {STUCK_AFTER_S:g} s after SIGKILL")
                 self._changed()
 
@@ -260,17 +259,16 @@ class Attempts:
         self._sweep_planned = False
         ranks = {rank.child.pid: rank for attempt in self._attempts.values() for rank in attempt.ranks.values()}
         is_one_running = any(each.phase == "running" and not each.ending for each in self._attempts.values())
-        found_any = False
-        for pid, session in self._children.orphans():
+
+        def is_doomed(pid: int, session: int) -> bool:
             if session in ranks:
-                is_doomed = ranks[session].has_ended
-            else:
-                is_doomed = session in self._past_sessions or not is_one_running
-            if is_doomed:
-                found_any = True
+                return ranks[session].has_ended
+            if session in self._past_sessions or not is_one_running:
                 self._past_sessions.add(session)
-                self._children.kill_orphan(pid)
-        if found_any:
+                return True
+            return False
+
+        if self._children.kill_orphans(is_doomed):
             self._plan_sweep(SWEEP_AGAIN_S)
 
 

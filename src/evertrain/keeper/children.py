@@ -16,6 +16,10 @@ from pathlib import Path
 
 from evertrain.keeper.loop import Loop
 
+CLEANER_LIMIT_S = 2.0
+CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+"""Helpers that Python and torch start beside a rank, to remove what it could not remove itself."""
+
 send_signal = signal.pidfd_send_signal
 
 
@@ -62,6 +66,7 @@ class Children:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._known: dict[int, tuple[Child, Callable[[Exit], None]]] = {}
+        self._cleaners: dict[int, float] = {}
         self.answers_open = 0
         """Fork requests whose pids are not told yet."""
         self._heard_signal, tell_signal = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -77,8 +82,25 @@ class Children:
         self._loop.watch(child.pidfd, lambda: self._died(child))
         return child
 
-    def kill_orphan(self, pid: int) -> None:
-        """Kill one of `orphans()`. Nobody else reaps it, so its number is still its own."""
+    def kill_orphans(self, is_doomed: Callable[[int, int], bool] = lambda pid, session: True) -> bool:
+        """Kill those of `orphans()` that `is_doomed(pid, session)` names; whether there are any.
+
+        Those that clean up behind dead processes get a moment to do so: otherwise semaphores and shared memory stay.
+        """
+        found, now = False, time.monotonic()
+        cleaners, self._cleaners = self._cleaners, {}
+        for pid, session in self.orphans():
+            if is_doomed(pid, session):
+                found = True
+                if pid in cleaners or _cleans_up(pid):
+                    self._cleaners[pid] = cleaners.get(pid, now + CLEANER_LIMIT_S)
+                    if now < self._cleaners[pid]:
+                        continue
+                self._kill_orphan(pid)
+        return found
+
+    def _kill_orphan(self, pid: int) -> None:
+        # nobody else reaps it, so its number is still its own
         try:
             os.kill(pid, signal.SIGKILL)
         except PermissionError:  # it runs as somebody else
@@ -88,9 +110,7 @@ class Children:
         """Kill every child, known or not."""
         for child, _ in self._known.values():
             child.send(signal.SIGKILL)
-            child.send_group(signal.SIGKILL)
-        for pid, _ in self.orphans():
-            self.kill_orphan(pid)
+        self.kill_orphans()
 
     @property
     def none_left(self) -> bool:
@@ -152,6 +172,14 @@ def session_of(pid: int) -> int | None:
     """The session of a living process; None for one that has ended."""
     fields = _stat(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[3])
+
+
+def _cleans_up(pid: int) -> bool:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(name in line for name in CLEANERS)
 
 
 def boot_id() -> str:

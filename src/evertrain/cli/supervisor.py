@@ -27,6 +27,7 @@ from evertrain.model.errors import TroubleError
 
 TICK_S = 0.1
 ORPHANS_EVERY_S = 0.5
+ORPHAN_PATIENCE_S = 2.0
 STOP_MARGIN_S = 15.0
 """Beyond its grace the job must have ended after a request to stop; then it is ended by force."""
 FAREWELL_S = 10.0
@@ -51,6 +52,7 @@ class Supervisor:
         self._stop_sent = False
         self._stop_deadline: float | None = None
         self._next_orphans = 0.0
+        self._orphans: dict[int, float] = {}
         self._drills = drills.waiting(plan.faults)
         self._complained: set[str] = set()
         self._over = False
@@ -204,17 +206,22 @@ class Supervisor:
         except OSError as error:
             self._output.say(f"cannot write {self._here.run_folder / 'owner.json'}: {error.strerror}")
 
-    def _kill_orphans(self) -> bool:
-        """End children that are not ours: what ranks of a dead keeper had started. Whether there were any."""
+    def _kill_orphans(self, patience_s: float = ORPHAN_PATIENCE_S) -> bool:
+        """End children that are not ours: what ranks of a dead keeper had started. Whether there were any.
+
+        Some of them (multiprocessing's resource tracker) are cleaning up behind their rank, so each gets a moment.
+        """
         known = {child.pid for child in self._children.values()}
-        orphans = [pid for pid in processes.children() if pid not in known]
-        for pid in orphans:
+        now = time.monotonic()
+        self._orphans = {pid: self._orphans.get(pid, now) for pid in processes.children() if pid not in known}
+        for pid, since in self._orphans.items():
             try:
-                os.kill(pid, signal.SIGKILL)
+                if now - since >= patience_s:
+                    os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
             except OSError:
                 continue
-        return bool(orphans)
+        return bool(self._orphans)
 
     # --- the job
 
@@ -245,7 +252,7 @@ class Supervisor:
             self._children[name].kill()
         if drill.kind == "wipe":
             self._children[f"keeper-{drill.node}"].wait(5.0)
-            self._kill_orphans()
+            self._kill_orphans(patience_s=0.0)
             for folder in (self._here.node_dir(drill.node), self._here.disk_dir(drill.node)):
                 remove_tree(folder)
 

@@ -103,6 +103,16 @@ class Keeper:
             self._children.reap_orphans()
         self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._clear_run_folder()
+
+    def _clear_run_folder(self) -> None:
+        """The last keeper of a run whose `evertrain run` is gone takes the run's folder with it."""
+        run = self._folder.parent
+        try:
+            if self._owner_left_time is not None and not any(entry.is_dir() for entry in run.iterdir()):
+                shutil.rmtree(run, ignore_errors=True)
+        except OSError:
+            pass
 
     # -- the agent ---------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,9 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def write_report(file: Path | None, figures: Mapping[str, float], samples: Mapping[str, int]) -> None:
+def write_report(
+    file: Path | None, figures: Mapping[str, float], samples: Mapping[str, int], more_versions: Mapping[str, str] = {}
+) -> None:
     """The figures as JSON, with all that somebody needs who wants to measure them again."""
     if file is None:
         return
@@ -91,7 +93,7 @@ def write_report(file: Path | None, figures: Mapping[str, float], samples: Mappi
         "figures": {name: round(value, 6) for name, value in figures.items()},
         "n": dict(samples),
         "machine": machine(),
-        "versions": {"python": platform.python_version(), **versions("evertrain", "torch", "numpy")},
+        "versions": {"python": platform.python_version(), **versions("evertrain", "torch", "numpy"), **more_versions},
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }

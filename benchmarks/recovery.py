@@ -208,7 +208,8 @@ def main() -> int:
 
     figures = figures_of(outcomes)
     show(outcomes, figures)
-    write_report(options.json, figures, {name: _runs_behind(name, outcomes) for name in figures})
+    peer_versions = {name: " ".join(peers.PEERS[name].requirements) for name in launchers if name in peers.PEERS}
+    write_report(options.json, figures, {name: _runs_behind(name, outcomes) for name in figures}, peer_versions)
     return 1 if failed else 0
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.jobs import EXAMPLES, user_environment
 
 

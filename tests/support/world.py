@@ -14,6 +14,7 @@ from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.state import JobState, apply
+from evertrain.model.activity import Operation, RankActivity
 from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord, RunStarted, StopRequested, TermStarted
 from evertrain.model.report import (
@@ -29,6 +30,8 @@ from evertrain.model.report import (
     Starter,
 )
 from evertrain.model.spec import Command, ControllerSpec
+
+ALLREDUCE = Operation("0", "allreduce", 7)
 
 LOST = Exit(
     status=1,
@@ -52,6 +55,8 @@ class Process:
     resumed: float = 0.0
     passed: float = 0.0
     progress: float = 0.0
+    still_since: float | None = None
+    activity: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass
@@ -134,6 +139,28 @@ class World:
             node.away = False
             node.keeper = Identity(next(self.pids), 1)
 
+    def hang(self, rank: int, **activity: object) -> None:
+        """From now on `rank` is outside every collective and as `activity` says; all others wait for it."""
+        for other in self.running():
+            process = self.process(other)
+            assert process is not None
+            process.still_since = self.now
+            process.activity = dict(activity) if other == rank else {"inside": ALLREDUCE, "last": ALLREDUCE}
+
+    def wake(self) -> None:
+        """Whatever stood still moves again."""
+        for rank in self.running():
+            process = self.process(rank)
+            assert process is not None
+            process.still_since = None
+
+    def activity(self, process: Process) -> RankActivity:
+        assert process.still_since is not None and self.state.active is not None
+        idle = {"inside": None, "last": None, "cpu_fraction": 0.0, "io_bytes_s": 0.0, "faults_s": 0.0}
+        fields = {"started": True, "step_s": 0.1, **idle, **process.activity}
+        node = self.state.active.started.placement[process.rank]
+        return RankActivity(rank=process.rank, node=node, still_s=self.now - process.still_since, **fields)  # type: ignore[arg-type]
+
     def train(self, steps: int = 1) -> None:
         """Every running rank does some steps and saves each."""
         for _ in range(steps):
@@ -197,6 +224,12 @@ class World:
                 for number, held in node.attempts.items()
                 if held.started
                 for process in held.processes.values()
+            ),
+            activities=tuple(
+                self.activity(process)
+                for held in node.attempts.values()
+                for process in held.processes.values()
+                if process.state == "running" and process.still_since is not None
             ),
             copies=(*node.memory, *node.disk) if settled else (),
             copies_after_attempt=node.last_attempt if settled else 0,

@@ -86,7 +86,11 @@ class Agent:
                 self._avoid_zygote(report)
             order = self._order
             heartbeat_s = order.heartbeat_s if order is not None else 1.0
-            eager = order is not None and order.eager and (sent is None or report.report != sent.report)
+            eager = (
+                order is not None
+                and (order.eager or report.report.activities)
+                and (sent is None or report.report != sent.report)
+            )
             if changed or eager or time.monotonic() - sent_time >= heartbeat_s:
                 await self._controller.send(report)
                 sent, sent_time = report, time.monotonic()

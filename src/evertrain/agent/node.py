@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from evertrain.agent import failures
+from evertrain.agent.watch import Watch
 from evertrain.checkpoint import disk, slots
+from evertrain.model.activity import RankActivity
 from evertrain.model.report import (
     AttemptReport,
     Copy,
@@ -37,7 +39,8 @@ class NodeView:
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec
         self._node_dir = Path(spec.node_dir)
-        self._exits: dict[tuple[int, int], Exit] = {}
+        self._exits: dict[tuple[int, int, int], Exit] = {}
+        # by attempt, rank and pid: a process that died while it waited is replaced under the same attempt
         self._copies: tuple[Copy, ...] = ()
         self._copies_after = -1
         self.flushed_step: int | None = None
@@ -45,6 +48,7 @@ class NodeView:
         self.env_changed = False
         self._tight = False
         self._next_look = 0.0
+        self._watch = Watch(spec.node)
 
     def report(self, state: dict[str, Any] | None, order: Desired | None) -> NodeReport:
         """Everything that is on this node, as of now."""
@@ -53,7 +57,7 @@ class NodeView:
                 node=self._spec.node, address=self._spec.address, blind=("the agent cannot reach its keeper",)
             )
         self._read_copies(state, order)
-        seen, blind = self._pages(state)
+        seen, activities, blind = self._pages(state)
         keeper, starter = state["keeper"], state["starter"]
         return NodeReport(
             node=self._spec.node,
@@ -64,6 +68,7 @@ class NodeView:
             ),
             attempts=tuple(self._attempt(int(number), attempt) for number, attempt in state["attempts"].items()),
             pages=seen,
+            activities=activities,
             copies=self._copies,
             copies_after_attempt=max(0, self._copies_after),
             flushed_step=self.flushed_step,
@@ -118,16 +123,16 @@ class NodeView:
             pid=seen["pid"],
             state=seen["state"],
             killed=seen["killed"],
-            exit=self._exit(attempt, rank, found, seen["killed"]) if found is not None else None,
+            exit=self._exit(attempt, rank, seen["pid"], found, seen["killed"]) if found is not None else None,
         )
 
-    def _exit(self, attempt: int, rank: int, found: dict[str, Any], killed: bool) -> Exit:
-        known = self._exits.get((attempt, rank))
+    def _exit(self, attempt: int, rank: int, pid: int, found: dict[str, Any], killed: bool) -> Exit:
+        known = self._exits.get((attempt, rank, pid))
         if known is None:
             failed = found["status"] != 0 and not killed
             folder = self.log_folder(attempt, rank)
             tail = failures.stderr_tail(folder) if failed else ""
-            known = self._exits[attempt, rank] = Exit(
+            known = self._exits[attempt, rank, pid] = Exit(
                 status=found["status"],
                 time=found["time"],
                 core=found["core"],
@@ -137,8 +142,9 @@ class NodeView:
             )
         return known
 
-    def _pages(self, state: dict[str, Any]) -> tuple[tuple[PageReport, ...], tuple[str, ...]]:
+    def _pages(self, state: dict[str, Any]) -> tuple[tuple[PageReport, ...], tuple[RankActivity, ...], tuple[str, ...]]:
         found: list[PageReport] = []
+        running: list[pages.PageView] = []
         blind: list[str] = []
         for number, attempt in state["attempts"].items():
             if attempt["phase"] not in ("running", "ended"):
@@ -148,9 +154,11 @@ class NodeView:
                 if view is not None:
                     found.append(_page_report(view))
                     self.env_changed = self.env_changed or view.env_changed
+                    if process["state"] == "running":
+                        running.append(view)
                 elif process["state"] == "running" and reason != _UNREADABLE_YET:
                     blind.append(f"rank {rank}: {reason}")
-        return tuple(found), tuple(blind)
+        return tuple(found), self._watch.look(running), tuple(blind)
 
     def _read_copies(self, state: dict[str, Any], order: Desired | None) -> None:
         """List the checkpoints once nothing writes to them any more; a list read earlier would be stale."""

@@ -25,6 +25,7 @@ _ACTIVE = (
     "process deaths (pidfd)",
     "exit codes, signals and tracebacks",
     "steps and collectives (telemetry pages)",
+    "hangs: stopped, still and busy ranks, operations that never meet",
     "restart in place",
     "checkpoints in shared memory",
 )
@@ -187,6 +188,8 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
             return f"{_ranks(gone)} exited with 0; {_ranks(attempt.alive())} still running"
     if attempt is not None and attempt.started.reached is not None and attempt.started.resume is None:
         return f"no checkpoint that all ranks have; started again from nothing after step {attempt.started.reached}"
+    if state.suspicion is not None:
+        return "no step for a while: " + "; ".join(state.suspicion.evidence)
     for node in sorted(picture.nodes):
         if problems := picture.nodes[node].report.problems:
             return f"{node}: {problems[-1]}"
@@ -215,7 +218,7 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
         "ranks": list(opened.ranks),
         "nodes": list(opened.nodes),
         "links": [],
-        "action": decided.action if decided else "none",
+        "action": decided.action if decided else "tolerate" if opened.tolerated else "none",
         "confidence": opened.confidence,
         "evidence": list(opened.evidence),
         "step": opened.step,

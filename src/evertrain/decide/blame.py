@@ -6,6 +6,8 @@ with 0 is why the others lost it; if there is none, the culprit is unknown and n
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from evertrain.decide.state import Attempt, Incident, JobState
@@ -15,6 +17,8 @@ from evertrain.model import records as r
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """A verdict about one failed attempt."""
+
+    source: Literal["exit", "hang", "signal"] = "exit"
 
     fault_time: float
     cause: str
@@ -53,9 +57,7 @@ def blame(state: JobState, attempt: Attempt, incident: Incident | None = None) -
     lost = [end for end in own if end.status is None]
     if state.signals:
         return _by_signal(state)
-    if incident is not None and incident.opened.evidence and not failures:
-        return _as_opened(incident)
-    if incident is not None and incident.opened.category == "gpu_hardware":
+    if incident is not None and incident.opened.source != "exit":
         return _as_opened(incident)
     if lost and not any(end.status is not None for end in own):
         return _node_lost(lost, failures)
@@ -120,6 +122,7 @@ def _left_early(early: list[r.RankEnd], attempt: Attempt, failures: list[r.RankE
 def _by_signal(state: JobState) -> Blame:
     raised = state.signals[0]
     return Blame(
+        source="signal",
         fault_time=raised.time,
         cause=raised.signal.replace("_", " "),
         category="gpu_hardware" if raised.signal.startswith("gpu") else "unknown",
@@ -131,6 +134,7 @@ def _by_signal(state: JobState) -> Blame:
 def _as_opened(incident: Incident) -> Blame:
     opened = incident.opened
     return Blame(
+        source=opened.source,
         fault_time=opened.fault_time,
         cause=opened.cause,
         category=opened.category,

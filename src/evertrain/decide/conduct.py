@@ -11,7 +11,7 @@ The rules stand in the order in which they are asked; each is a function of a fe
 
 from __future__ import annotations
 
-from evertrain.decide import blame, restart, resume
+from evertrain.decide import blame, hangs, incidents, restart, resume
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.detect import exits
@@ -102,40 +102,14 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
     if state.stop is not None:
         because = state.stop.because
         return [r.AttemptEnding(time=now, attempt=attempt.number, signal=15, because=because)]
-    if attempt.failures():
-        return _open_incident(state, attempt, picture, now)
-    if state.signals and not state.run.observe_only:  # type: ignore[union-attr]
-        return _open_incident(state, attempt, picture, now)
-    if attempt.ends and attempt.alive() and _left_behind(attempt, picture, config, now):
-        return _open_incident(state, attempt, picture, now)
-    return _milestones(state, attempt, picture, config, now)
-
-
-def _open_incident(state: JobState, attempt: Attempt, picture: Picture, now: float) -> list[AnyRecord]:
-    verdict = blame.blame(state, attempt)
-    number = max(state.incidents, default=0) + 1
     step, _ = steps(attempt, picture)
-    records: list[AnyRecord] = []
-    if (before := state.incident) is not None:
-        # training had not come back to where it was: that incident ends where this one begins
-        records.append(r.IncidentClosed(time=now, incident=before.number, first_new_step=None, passed_time=None))
-    records.append(
-        r.IncidentOpened(
-            time=now,
-            incident=number,
-            attempt=attempt.number,
-            fault_time=min(verdict.fault_time, now),
-            cause=verdict.cause,
-            category=verdict.category,
-            ranks=verdict.ranks,
-            nodes=verdict.nodes,
-            confidence=verdict.confidence,
-            evidence=verdict.evidence,
-            step=step,
-        )
+    if attempt.failures() or (state.signals and not state.run.observe_only):  # type: ignore[union-attr]
+        return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
+    if attempt.ends and attempt.alive() and _left_behind(attempt, picture, config, now):
+        return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
+    return hangs.look(state, attempt, picture, step, config.hang, now) or _milestones(
+        state, attempt, picture, config, now
     )
-    records.append(r.AttemptEnding(time=now, attempt=attempt.number, signal=9, because=verdict.cause))
-    return records
 
 
 def _left_behind(attempt: Attempt, picture: Picture, config: Config, now: float) -> bool:

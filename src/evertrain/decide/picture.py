@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from evertrain.model.activity import RankActivity
 from evertrain.model.report import AttemptReport, NodeReport, PageReport
 
 
@@ -34,6 +35,15 @@ class Picture(msgspec.Struct, frozen=True):
         if report is None:
             return None
         return next((attempt for attempt in report.attempts if attempt.attempt == number), None)
+
+    def activities(self, placement: dict[int, str]) -> list[RankActivity]:
+        """Ranks that stand still, of nodes that can be heard."""
+        return [
+            one
+            for node in dict.fromkeys(placement.values())
+            if self.connected(node)
+            for one in self.nodes[node].report.activities
+        ]
 
     def pages(self, number: int) -> dict[int, PageReport]:
         """The pages of one attempt, by rank."""

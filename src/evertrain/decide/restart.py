@@ -28,7 +28,10 @@ def after_failure(state: JobState, incident: Incident, config: RestartConfig) ->
     idle = _without_progress(state)
     if idle >= config.no_progress_attempts:
         return "stop", f"{who} ({incident.opened.cause}); {idle} attempts in a row made no progress"
-    return "restart", f"{who} ({incident.opened.cause}): restart in place"
+    advice = ""
+    if incident.opened.source == "hang":
+        advice = '; if it comes back at the same step, declare what takes so long: `with evertrain.phase("…"):`'
+    return "restart", f"{who} ({incident.opened.cause}): restart in place{advice}"
 
 
 def culprit(incident: Incident) -> str:

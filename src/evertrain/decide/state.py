@@ -68,6 +68,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     nodes: dict[str, r.NodeChanged] = {}
     signals: tuple[r.SignalRaised, ...] = ()
     """Not yet part of an incident."""
+    suspicion: r.HangSuspected | None = None
     stop: r.StopRequested | None = None
     flushed: r.Flushed | None = None
     ended: r.JobEnded | None = None
@@ -92,7 +93,18 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def incident(self) -> Incident | None:
-        """The incident that is still going on."""
+        """The incident that is still going on and being dealt with."""
+        newest = self._open_incident
+        return newest if newest is not None and not newest.opened.tolerated else None
+
+    @property
+    def tolerated(self) -> Incident | None:
+        """The one that is still going on and only watched."""
+        newest = self._open_incident
+        return newest if newest is not None and newest.opened.tolerated else None
+
+    @property
+    def _open_incident(self) -> Incident | None:
         newest = self.incidents[max(self.incidents)] if self.incidents else None
         return newest if newest is not None and newest.closed is None else None
 
@@ -146,7 +158,7 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
         case r.Progress():
             return _with_attempt(state, replace(_attempt(state, record.attempt), progress=record))
         case r.IncidentOpened():
-            state = replace(state, signals=())
+            state = state if record.tolerated else replace(state, signals=(), suspicion=None)
             return _with_incident(state, Incident(opened=record, located_time=record.time))
         case r.IncidentCorrected():
             incident = state.incidents[record.incident]
@@ -161,6 +173,10 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return replace(state, nodes={**state.nodes, record.node: record})
         case r.SignalRaised():
             return replace(state, signals=(*state.signals, record))
+        case r.HangSuspected():
+            return replace(state, suspicion=record)
+        case r.HangCleared():
+            return replace(state, suspicion=None)
         case r.StopRequested():
             return replace(state, stop=state.stop or record)
         case r.Flushed():
@@ -175,7 +191,16 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         for number, incident in state.incidents.items()
     }
     again = replace(
-        state, run=record, attempts=(), incidents=incidents, nodes={}, signals=(), stop=None, flushed=None, ended=None
+        state,
+        run=record,
+        attempts=(),
+        incidents=incidents,
+        nodes={},
+        signals=(),
+        suspicion=None,
+        stop=None,
+        flushed=None,
+        ended=None,
     )
     if record.fresh:
         return replace(again, first_attempt=state.next_attempt, best_step=None, lineage=())

@@ -27,6 +27,27 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """So long may a node that is needed stay away before the job ends."""
 
 
+class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long without a step is too long."""
+
+    still_limit_s: float = 10.0
+    """Without a step for so long, and something stands still: act."""
+    steps: float = 5.0
+    """... but never before this many median steps have passed."""
+    busy_limit_s: float = 600.0
+    """So long may a rank compute without a step, undeclared, before anything is done about it."""
+    start_limit_s: float = 600.0
+    """Until the first step of an attempt, standing still: imports from a slow file system, compilation elsewhere."""
+    phase_limit_s: float = 1800.0
+    """Inside a phase that the script has declared, standing still."""
+    suspect_s: float = 3.0
+    """Processes are looked at from half the limit on, but not before this."""
+    idle_cpu_fraction: float = 0.01
+    """CPU use of the whole process tree below which it counts as idle (of one core)."""
+    idle_io_bytes_s: float = 4096.0
+    idle_faults_s: float = 20.0
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the agents look and talk."""
 
@@ -47,5 +68,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     grace_s: float = 25.0
     """From SIGINT / SIGTERM to the end: ranks are told, the newest common step is flushed to disk."""
     restart: RestartConfig = RestartConfig()
+    hang: HangConfig = HangConfig()
     agent: AgentConfig = AgentConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

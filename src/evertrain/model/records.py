@@ -89,6 +89,10 @@ class IncidentOpened(Record, frozen=True, kw_only=True):
     confidence: float
     evidence: tuple[str, ...]
     step: int | None
+    source: Literal["exit", "hang", "signal"] = "exit"
+    """What it was seen by."""
+    tolerated: bool = False
+    """Named and watched; nothing is done about it."""
 
 
 class IncidentCorrected(Record, frozen=True, kw_only=True):
@@ -166,6 +170,21 @@ class SignalRaised(Record, frozen=True, kw_only=True):
     evidence: str
 
 
+class HangSuspected(Record, frozen=True, kw_only=True):
+    """No step for a while. It is looked at more closely; nothing else follows from it."""
+
+    attempt: int
+    hang: str
+    ranks: tuple[int, ...]
+    evidence: tuple[str, ...]
+
+
+class HangCleared(Record, frozen=True, kw_only=True):
+    """Training went on by itself."""
+
+    attempt: int
+
+
 class StopRequested(Record, frozen=True, kw_only=True):
     signal: int
     because: str
@@ -199,6 +218,8 @@ AnyRecord = (
     | Progress
     | NodeChanged
     | SignalRaised
+    | HangSuspected
+    | HangCleared
     | StopRequested
     | Flushed
     | JobEnded

@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from evertrain.model.activity import RankActivity
+
 
 class Identity(msgspec.Struct, frozen=True):
     """One process for ever: a pid alone is used again by the kernel."""
@@ -118,6 +120,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     starter: Starter = Starter()
     attempts: tuple[AttemptReport, ...] = ()
     pages: tuple[PageReport, ...] = ()
+    activities: tuple[RankActivity, ...] = ()
+    """Ranks whose pages have stood still for a second or longer."""
     copies: tuple[Copy, ...] = ()
     copies_after_attempt: int = 0
     """`copies` were read after every rank of this attempt (and all before it) had ended."""

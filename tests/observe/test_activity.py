@@ -1,0 +1,86 @@
+"""What a process tree does, measured on real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from evertrain.observe.activity import Usage, usage
+from support.waiting import eventually
+
+Start = Callable[[str], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(code: str) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
+        assert started[-1].stdout is not None
+        started[-1].stdout.readline()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def rate(pid: int, seconds: float = 0.6) -> tuple[float, float]:
+    """CPU in cores, and bytes a second."""
+    before, begun = _usage(pid), time.monotonic()
+    time.sleep(seconds)
+    after, took = _usage(pid), time.monotonic() - begun
+    return (after.cpu_s - before.cpu_s) / took, (after.io_bytes - before.io_bytes) / took
+
+
+def _usage(pid: int) -> Usage:
+    found = usage(pid)
+    assert found is not None
+    return found
+
+
+def test_a_sleeper_uses_nothing(start: Start) -> None:
+    process = start("import time; print(flush=True); time.sleep(60)")
+    assert rate(process.pid) == (0.0, 0.0)
+    assert not _usage(process.pid).stopped
+
+
+def test_a_loop_uses_cpu(start: Start) -> None:
+    process = start("print(flush=True)\nwhile True: pass")
+    assert rate(process.pid)[0] > 0.05
+
+
+def test_a_child_that_works_counts_for_its_parent(start: Start) -> None:
+    code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'print(flush=True)\\nwhile True: pass'])\n"
+        "try: child.wait()\nfinally: child.kill()"
+    )
+    process = start(code)
+    assert _usage(process.pid).processes == 2
+    assert rate(process.pid)[0] > 0.05
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+
+
+def test_a_stopped_process_is_seen_to_be(start: Start) -> None:
+    process = start("import time; print(flush=True); time.sleep(60)")
+    process.send_signal(signal.SIGSTOP)
+    eventually(lambda: _usage(process.pid).stopped, "it is stopped", within_s=5)
+    process.send_signal(signal.SIGCONT)
+    eventually(lambda: not _usage(process.pid).stopped, "it goes on", within_s=5)
+
+
+def test_a_process_that_is_gone_is_none() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert usage(process.pid) is None

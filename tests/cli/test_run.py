@@ -139,6 +139,17 @@ def test_a_controller_that_does_not_stop_is_ended_by_force(start: Start) -> None
     assert "ended by force" in err
 
 
+def test_a_controller_that_hangs_does_not_keep_the_job_from_ending(start: Start) -> None:
+    run = start(fake={"after_s": 60.0})
+    run.wait_for("controller.json")
+    os.kill(run.pid("controller"), signal.SIGSTOP)
+    run.process.send_signal(signal.SIGINT)
+    code, _, err = run.end(timeout_s=30)
+    assert code == 130
+    assert "the controller has not answered for" in err
+    assert [post["path"] for post in run.posts()] == ["/v1/stop"]
+
+
 def test_a_run_that_is_killed_is_noticed_by_all(start: Start) -> None:
     run = start(fake={"after_s": 60.0})
     run.pid("agent-node-0")

@@ -13,6 +13,10 @@ class Unreachable(Exception):
     """Nobody answers, or not in a way that makes sense. Says nothing about the job: training goes on without us."""
 
 
+class Refused(Unreachable):
+    """Somebody answers, but not what was asked."""
+
+
 class Client:
     """Not for several threads at once."""
 
@@ -37,7 +41,7 @@ class Client:
             answer = self._connection.getresponse()
             content = answer.read()
             if answer.status >= 300:
-                raise Unreachable(f"{method} {path}: {answer.status} {content[:200].decode(errors='replace')}")
+                raise Refused(f"{method} {path}: {answer.status} {content[:200].decode(errors='replace')}")
             return json.loads(content)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()
@@ -52,3 +56,11 @@ def of_run_dir(run_dir: Path, timeout_s: float = 2.0) -> Client:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Unreachable(f"{run_dir}: {error}") from error
     return Client(url, token, timeout_s)
+
+
+def serving_pid(run_dir: Path) -> int | None:
+    """The process that wrote last that it serves the job of this folder."""
+    try:
+        return int(json.loads((run_dir / "controller.json").read_bytes())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,17 +1,20 @@
 """How does the job do? A thread asks the controller a few times a second and keeps the newest answer.
 
-A controller that is away says nothing about the job; the last answer stands until it is back.
+A controller that is away says nothing about the job; the last answer stands until it is back. For how long there has
+been none is counted in requests that failed, so that a pause of this process itself does not read as silence.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from evertrain.cli import client
 
 PERIOD_S = 0.25
+LONGEST_LOOK_S = 3.0
 
 Json = dict[str, Any]
 
@@ -31,6 +34,8 @@ class Poller(threading.Thread):
         self._client = client.Client(url, token)
         self._over = threading.Event()
         self._newest: Seen | None = None
+        self.silent_s = 0.0
+        """Waited in vain for an answer since the last one."""
 
     @property
     def newest(self) -> Seen | None:
@@ -41,10 +46,14 @@ class Poller(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(PERIOD_S):
+            began = time.monotonic()
             try:
                 self._newest = self._look(self._newest)
+                self.silent_s = 0.0
+            except client.Refused:
+                self.silent_s = 0.0
             except client.Unreachable:
-                continue
+                self.silent_s += PERIOD_S + min(time.monotonic() - began, LONGEST_LOOK_S)
 
     def _look(self, before: Seen | None) -> Seen:
         status = self._client.get("/v1/status")

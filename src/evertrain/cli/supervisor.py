@@ -34,6 +34,8 @@ FAREWELL_S = 10.0
 """The job has ended: so long may its processes take to leave."""
 HOPELESS_DEATHS = 6
 """Quick deaths in a row of one process before the job ever ran: it will not."""
+SILENT_S, SILENT_AT_STOP_S = 20.0, 5.0
+"""A controller that serves and has not answered for so long hangs; where the job is to end there is less time."""
 PR_SET_CHILD_SUBREAPER = 36
 
 Json = dict[str, Any]
@@ -130,6 +132,7 @@ class Supervisor:
         # a result that is there before a process is seen dead: then it left as it should
         result = self._result()
         self._over = result is not None
+        self._end_hung_controller()
         self._keep_alive()
         if time.monotonic() >= self._next_orphans:
             self._next_orphans = time.monotonic() + ORPHANS_EVERY_S
@@ -176,6 +179,17 @@ class Supervisor:
                 started |= child.start_if_due()
         if started:
             self._note_owner()
+
+    def _end_hung_controller(self) -> None:
+        """A successor is rebuilt from the log within a second; one that hangs would leave the next fault unanswered."""
+        silent_s, controller = self._poller.silent_s, self._children["controller"]
+        if self._over or silent_s < (SILENT_AT_STOP_S if self._stops else SILENT_S):
+            return
+        # one that is still being started has not written its pid yet
+        if controller.pid is not None and controller.pid == client.serving_pid(self._here.run_dir):
+            self._output.say(f"the controller has not answered for {silent_s:.0f} s and is ended")
+            self._poller.silent_s = 0.0
+            controller.kill()
 
     def _tell_death(self, child: Child, status: int) -> None:
         name, often = child.role.name, child.failures

@@ -115,6 +115,16 @@ def test_waiting_for_a_rank_that_has_left_is_its_fault() -> None:
     assert views.incidents(world.state)[0]["ranks"] == [2]
 
 
+def test_the_last_rank_may_clean_up_in_silence() -> None:
+    world = training()
+    for rank in (1, 2, 3):
+        world.end(rank, Exit(status=0, time=world.now))
+    world.hang(0)
+    world.turns(10, seconds=4.0)
+    assert not world.state.incidents
+    assert world.running() == {0: 1}
+
+
 def test_a_node_that_cannot_be_heard_is_no_hang() -> None:
     world = training()
     world.hang(2)

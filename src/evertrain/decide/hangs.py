@@ -30,6 +30,8 @@ def look(
     alive = attempt.alive()
     seen = [one for one in picture.activities(attempt.started.placement) if one.rank in alive]
     hang = find_hang(seen, len(alive), config, stretch=2.0 ** _repeats(state, step))
+    if hang is not None and hang.kind != "stuck" and _has_left(attempt):
+        hang = None  # the work may be done, and the last ranks upload or clean up; they have a deadline of their own
     if hang is None:
         return _all_well(state, attempt, step, now)
     if hang.is_due and not state.run.observe_only:
@@ -56,7 +58,7 @@ def _all_well(state: JobState, attempt: Attempt, step: int | None, now: float) -
 
 
 def _verdict(state: JobState, attempt: Attempt, hang: Hang, now: float) -> Blame:
-    if hang.kind == "stuck" and any(end.status == 0 for end in attempt.ends.values()):
+    if hang.kind == "stuck" and _has_left(attempt):
         return blame.blame(state, attempt)  # they wait for one that has left
     return Blame(
         source="hang",
@@ -68,6 +70,10 @@ def _verdict(state: JobState, attempt: Attempt, hang: Hang, now: float) -> Blame
         confidence=0.9 if hang.ranks else 0.3,
         evidence=hang.evidence,
     )
+
+
+def _has_left(attempt: Attempt) -> bool:
+    return any(end.status == 0 for end in attempt.ends.values())
 
 
 def _repeats(state: JobState, step: int | None) -> int:

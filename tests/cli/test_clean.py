@@ -41,7 +41,7 @@ def test_only_what_nobody_owns_is_removed(runs: Path) -> None:
     dead = run_folder(runs, "dead", owned_by(child.pid, 1))
     reused = run_folder(runs, "reused", owned_by(me.pid, me.start_ticks - 1))
     rebooted = run_folder(runs, "rebooted", owned_by(*me, boot="another"))
-    removed = {folder for folder, _ in clean.remove_dead_runs()}
+    removed = {folder for folder, _ in clean.remove_dead_runs(print)}
     assert removed == {dead, reused, rebooted}
     assert kept.exists() and adopted.exists() and not dead.exists()
 
@@ -51,7 +51,7 @@ def test_a_folder_without_owner_may_be_just_being_made(runs: Path) -> None:
     young.mkdir()
     old.mkdir()
     os.utime(old, (1, 1))
-    assert [folder for folder, _ in clean.remove_dead_runs()] == [old]
+    assert [folder for folder, _ in clean.remove_dead_runs(print)] == [old]
 
 
 def test_it_says_what_it_removed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

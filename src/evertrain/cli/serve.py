@@ -51,7 +51,7 @@ def serve(plan: Plan, here: Places, held: int, ready: Callable[[], None]) -> int
     """Run the job to its end; `ready` is called when everything has been started."""
     lock.sign(held, here.run_id)
     lock.wait_for_previous(here, say, time.sleep)
-    clean.remove_dead_runs()
+    clean.remove_dead_runs(say, here.run_dir, plan.fresh)
     began = time.time()
     with launch.listen(plan.listen_port) as listener:
         url = launch.url_of(listener)

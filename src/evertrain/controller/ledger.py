@@ -1,19 +1,35 @@
-"""Where did the time go? A job's seconds, productive or lost, from the event log alone.
+"""Where did the time go? Every second of a run is productive, or lost to one account and one phase of it.
 
-Lost is: from the start of the run until every rank was in its loop for the first time, and for each incident from the
-last progress before the fault until the slowest rank had done a step that none had done before. All else is productive.
-ETTR is the productive share of wall time (Kokolis et al.; ByteRobust section 8.1).
+A run is cut into stretches that lie end to end, so their sum is its wall time. Per attempt, in this order:
+
+    before the loop │ redone steps │ productive │ the step that a fault cut off │ detect │ locate │ (next attempt …)
+    └ start, failover ┘ recompute  ┘            └ recompute
+
+What comes before an attempt's first new step is booked on what made the attempt necessary: the start of the run, an
+incident, or a planned restart. An incident that is only watched costs nothing. After a request to stop all is planned
+stop. Redone steps are not productive: the first new step ends them, by the slowest rank's page after an incident, else
+estimated from the marks in the log. A script that never names its steps cannot be seen redoing them: its way back ends
+when all ranks are in their loop.
+
+ETTR is the productive share of a run's wall time (Kokolis et al.; ByteRobust section 8.1). The weighted one counts a
+productive second as less when steps are slow: by steps per second between two marks, relative to the best median of
+any attempt of the same run (its arguments, hence its step, are the same), and never as more than a second. It stands in
+for MFU, which needs the operations of a step. Where no speed is known a second counts in full.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from math import inf
+from statistics import median
+from typing import Any, Literal
 
 import msgspec
 
-from evertrain.decide.state import Attempt, Incident, JobState
+from evertrain.decide.state import Attempt, Incident, JobState, apply
+from evertrain.model.records import AnyRecord, Progress, RunStarted
 
-Interval = tuple[float, float]
+Phase = Literal["productive", "start", "detect", "locate", "failover", "recompute", "stop"]
 
 
 class Seconds(msgspec.Struct, frozen=True):
@@ -41,58 +57,246 @@ def _length(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else round(max(0.0, end - start), 4)
 
 
-def lost(state: JobState, now: float) -> list[Interval]:
-    """The lost stretches of this run, in order and without overlap."""
+class Run(msgspec.Struct, frozen=True):
+    """One call of `evertrain run`, as far as its log goes."""
+
+    state: JobState
+    """When it had ended; its attempts only."""
+    end: float
+    marks: dict[int, tuple[Progress, ...]] = {}
+    """How far each attempt was, oldest mark first."""
+
+    @property
+    def start(self) -> float:
+        assert self.state.run is not None
+        return self.state.run.time
+
+
+class Account(msgspec.Struct, frozen=True):
+    """What a lost second is booked on."""
+
+    category: str
+    mechanism: str
+    """What was done about it: an action, or what was going on without an incident."""
+    incident: int | None = None
+
+
+START = Account("start_up", "start_up")
+PLANNED_RESTART = Account("planned_restart", "planned_restart")
+PLANNED_STOP = Account("planned_stop", "planned_stop")
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    start: float
+    end: float
+    phase: Phase
+    account: Account | None = None
+    """None: productive."""
+    attempt: int | None = None
+    """Of a productive stretch."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+def run_of(state: JobState, now: float) -> Run | None:
+    """The newest run, from the state alone: all that a live status needs."""
     if state.run is None:
-        return []
-    end = state.ended.time if state.ended is not None else now
-    intervals: list[Interval] = []
-    first = state.attempts[0] if state.attempts else None
-    intervals.append((state.run.time, _back(first, end)))
-    for incident in state.incidents.values():
-        attempt = next((seen for seen in state.attempts if seen.number == incident.opened.attempt), None)
-        if attempt is None:
-            continue  # of an earlier run
-        mark = attempt.progress.progress_time if attempt.progress is not None else attempt.started.time
-        start = min(mark, incident.opened.fault_time)
-        passed = incident.closed.passed_time if incident.closed is not None else None
-        over = incident.closed.time if incident.closed is not None else end
-        intervals.append((start, passed if passed is not None else over))
-    return _merge([(max(start, state.run.time), min(stop, end)) for start, stop in intervals])
+        return None
+    marks: dict[int, tuple[Progress, ...]] = {
+        attempt.number: (attempt.progress,) for attempt in state.attempts if attempt.progress is not None
+    }
+    return Run(state, max(state.run.time, state.ended.time if state.ended is not None else now), marks)
 
 
-def _back(attempt: Attempt | None, end: float) -> float:
-    if attempt is None:
-        return end
+def runs(log: Iterable[AnyRecord], now: float | None = None) -> list[Run]:
+    """All runs of a job, oldest first. One that ended without a word is counted to its last record, or to `now`."""
+    found: list[Run] = []
+    state, last = JobState(), 0.0
+    collected: dict[int, list[Progress]] = {}
+
+    def close(end: float) -> None:
+        assert state.run is not None
+        marks = {attempt: tuple(seen) for attempt, seen in collected.items()}
+        found.append(Run(state, max(state.run.time, state.ended.time if state.ended is not None else end), marks))
+
+    for record in log:
+        if isinstance(record, RunStarted):
+            if state.run is not None:
+                close(last)
+            collected = {}
+        if isinstance(record, Progress):
+            # one every few seconds for months: the list is enough, the state can do without
+            collected.setdefault(record.attempt, []).append(record)
+        else:
+            state = apply(state, record)
+        last = record.time
+    if state.run is not None:
+        close(last if now is None else now)
+    return found
+
+
+def stretches(run: Run) -> list[Stretch]:
+    """The whole of `run`, cut into stretches without a gap and without an overlap."""
+    stopped = min(_stop_time(run), run.end)
+    cut: list[Stretch] = []
+    start = run.start
+    for until, stretch in [*_until(run, stopped), (run.end, Stretch(0, 0, "stop", PLANNED_STOP))]:
+        if until > start:
+            cut.append(msgspec.structs.replace(stretch, start=start, end=until))
+            start = until
+    return cut
+
+
+def _until(run: Run, end: float) -> Iterator[tuple[float, Stretch]]:
+    """Up to when, at most `end`, what was going on; a moment that has passed already adds nothing."""
+    for until, phase, account, attempt in _story(run):
+        yield min(until, end), Stretch(0, 0, phase, account, attempt)
+
+
+def _story(run: Run) -> Iterator[tuple[float, Phase, Account | None, int | None]]:
+    faults = {one.opened.attempt: one for one in run.state.incidents.values() if not one.opened.tolerated}
+    account, led_here = START, None
+    way_back: Phase = "start"
+    for index, attempt in enumerate(run.state.attempts):
+        incident = faults.get(attempt.number)
+        is_last = index + 1 == len(run.state.attempts)
+        passed = _passed(run, attempt, led_here)
+        entered = min(_entered(attempt), passed)
+        left = _left(run, attempt, incident, entered, is_last)
+        yield min(entered, left), way_back, account, None
+        yield min(passed, left), "recompute", account, None
+        yield left, "productive", None, attempt.number
+        way_back, led_here = "failover", incident
+        if incident is None:
+            account = PLANNED_RESTART
+            continue
+        opened, decided = incident.opened, incident.decided
+        account = Account(opened.category, decided.action if decided is not None else "none", incident.number)
+        yield opened.fault_time, "recompute", account, None
+        yield opened.time, "detect", account, None
+        yield incident.located_time, "locate", account, None
+    yield inf, way_back, account, None
+
+
+def _entered(attempt: Attempt) -> float:
+    """When every rank was in its loop."""
     if attempt.resumed is not None:
         return attempt.resumed.resumed_time
-    # a program whose steps nobody can see, and that has done its work
-    completed = attempt.ended is not None and attempt.ended.outcome == "completed"
-    return attempt.started.time if completed else end
+    # a program whose steps nobody can see, and that has done its work or long been at it
+    ended = attempt.ended
+    worked = ended is not None and (ended.outcome == "completed" or (ended.progress and ended.step is None))
+    return attempt.started.time if worked else inf
 
 
-def _merge(intervals: list[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if end <= start:
+def _passed(run: Run, attempt: Attempt, led_here: Incident | None) -> float:
+    """When the attempt had done a step that none had done before."""
+    started, entered = attempt.started, _entered(attempt)
+    marks = run.marks.get(attempt.number, ())
+    if started.reached is None and marks and marks[-1].step is None and marks[-1].relative_step:
+        return entered
+    if led_here is not None:
+        closed = led_here.closed
+        mine = led_here.failover_attempt == attempt.number
+        return closed.passed_time if mine and closed is not None and closed.passed_time is not None else inf
+    resume = -1 if started.resume is None else started.resume
+    if started.reached is None or resume >= started.reached:
+        return entered
+    # no record says when: between the two marks around it steps were about as long as each other
+    before, at = entered, resume
+    for mark in marks:
+        if mark.step is None or mark.progress_time <= before:
             continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
+        if mark.step > started.reached:
+            return before + (mark.progress_time - before) * (started.reached + 1 - at) / (mark.step - at)
+        before, at = mark.progress_time, mark.step
+    return inf
+
+
+def _left(run: Run, attempt: Attempt, incident: Incident | None, entered: float, is_last: bool) -> float:
+    """When the attempt did its last whole step before what ended it."""
+    marks = run.marks.get(attempt.number, ())
+    if incident is None:
+        if is_last:
+            return inf
+        over = attempt.ending or attempt.ended
+        return min(marks[-1].progress_time if marks else inf, over.time if over is not None else inf)
+    # the last mark is written with the end; until then it is old
+    if attempt.ended is None or entered == inf:
+        return incident.opened.fault_time
+    # without a mark nothing is known that the next attempt could build on
+    return min(marks[-1].progress_time if marks else entered, incident.opened.fault_time)
+
+
+def _stop_time(run: Run) -> float:
+    if run.state.stop is None:
+        return inf
+    newest = run.state.attempt
+    marks = run.marks.get(newest.number, ()) if newest is not None else ()
+    if newest is not None and newest.ended is not None and newest.ended.outcome == "stopped" and marks:
+        return min(marks[-1].progress_time, run.state.stop.time)
+    return run.state.stop.time
 
 
 def ettr(state: JobState, now: float, window_s: float | None = None) -> float | None:
     """The productive share of this run's wall time so far, or of its last `window_s`; None before it has begun."""
-    if state.run is None:
+    run = run_of(state, now)
+    return None if run is None else share([run], window_s)
+
+
+def share(of: list[Run], window_s: float | None = None, *, weighted: bool = False) -> float | None:
+    """ETTR over several runs, the time between them left out; `window_s`: the last so many seconds only."""
+    since = -inf if window_s is None or not of else of[-1].end - window_s
+    wall = sum(max(0.0, run.end - max(run.start, since)) for run in of)
+    if wall <= 0:
         return None
-    end = state.ended.time if state.ended is not None else now
-    start = state.run.time if window_s is None else max(state.run.time, end - window_s)
-    if end <= start:
-        return None
-    gone = sum(max(0.0, min(stop, end) - max(begin, start)) for begin, stop in lost(state, now))
-    return round(1.0 - gone / (end - start), 4)
+    return round(sum(_productive(run, since, weighted) for run in of) / wall, 4)
+
+
+def _productive(run: Run, since: float, weighted: bool) -> float:
+    parts = [
+        (max(part.start, since), part.end, part.attempt)
+        for part in stretches(run)
+        if part.attempt is not None and part.end > since
+    ]
+    if not weighted:
+        return sum(end - start for start, end, _ in parts)
+    speeds = {number: _speeds(marks) for number, marks in run.marks.items()}
+    # the median of a short attempt is chance: it counts only where there is no long one
+    medians = [median(speed for *_, speed in seen) for seen in speeds.values() if len(seen) >= 3]
+    medians = medians or [median(speed for *_, speed in seen) for seen in speeds.values() if seen]
+    return sum(
+        _weigh(start, end, speeds.get(number or 0, []), max(medians, default=0.0)) for start, end, number in parts
+    )
+
+
+def _speeds(marks: tuple[Progress, ...]) -> list[tuple[float, float, float]]:
+    """From when to when the attempt did how many steps a second."""
+    found: list[tuple[float, float, float]] = []
+    before: Progress | None = None
+    for mark in marks:
+        if before is None:
+            before = mark
+            continue
+        named = mark.step is not None and before.step is not None
+        steps = mark.step - before.step if named else mark.relative_step - before.relative_step  # type: ignore[operator]
+        length = mark.progress_time - before.progress_time
+        # a mark without a new step (a save, an evaluation) belongs to the interval of the next step
+        if steps > 0 and length > 0:
+            found.append((before.progress_time, mark.progress_time, steps / length))
+            before = mark
+    return found
+
+
+def _weigh(start: float, end: float, speeds: list[tuple[float, float, float]], best: float) -> float:
+    if not speeds or best <= 0:
+        return end - start
+    known = [(min(end, until) - max(start, since), speed) for since, until, speed in speeds]
+    known = [(length, speed) for length, speed in known if length > 0]
+    rest = end - start - sum(length for length, _ in known)
+    typical = min(1.0, median(speed for *_, speed in speeds) / best)
+    return sum(length * min(1.0, speed / best) for length, speed in known) + rest * typical
 
 
 def attempts(state: JobState) -> list[dict[str, Any]]:

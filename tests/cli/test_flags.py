@@ -16,6 +16,7 @@ OWN = {"fresh", "mesh", "local_nodes", "standby", "start", "preload", "python", 
     "inject",
     "detach",
     "grace",
+    "print_config",
 }
 
 

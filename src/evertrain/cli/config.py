@@ -1,11 +1,18 @@
-"""How is `--config file.yaml` read? Into the `Config` tree; an unknown key is refused with the nearest known name.
+"""How is `--config file.yaml` read, and what does `--print-config` print? The `Config` tree and back.
 
-Durations may carry a unit where the key ends in `_s`: `grace_s: 2 min`.
+An unknown key is refused with the nearest known name. Durations may carry a unit where the key ends in `_s`:
+`grace_s: 2 min`. What is printed comes from the Structs and their docstrings, and reads back as the same tree.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
+from argparse import Namespace
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +23,27 @@ from evertrain.model.config import Config
 from evertrain.model.errors import UsageError
 
 UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+RATES = ("_per_s", "_bytes_s", "_faults_s")
+"""Endings of what is counted a second, and is no duration."""
 _DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*")
+
+
+_HEADER = """\
+Settings for `evertrain run --config FILE`. Every line may be left out; what is left out has its default.
+Durations take a unit: ms, s, min, h or d.
+"""
+_WIDTH = 110
+
+
+def from_flags(args: Namespace) -> Config:
+    """What holds for this command line: `--grace` over the file over the defaults."""
+    loaded = load(Path(args.config)) if args.config is not None else Config()
+    grace = args.grace if args.grace is not None else args.shutdown_timeout
+    if grace is None:
+        return loaded
+    if not 0 <= grace < float("inf"):
+        raise UsageError(f"--grace {grace:g}: seconds, 0 or more")
+    return msgspec.structs.replace(loaded, grace_s=float(grace))
 
 
 def load(path: Path) -> Config:
@@ -59,7 +86,7 @@ def _cleaned(tree: Any, kind: type[msgspec.Struct], above: str) -> dict[str, Any
         inner = fields[key].type
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             cleaned[key] = _cleaned(value, inner, f"{above}{key}.")
-        elif str(key).endswith("_s") and isinstance(value, str):
+        elif _is_duration(str(key)) and isinstance(value, str):
             cleaned[key] = _seconds(value, f"{above}{key}")
         else:
             cleaned[key] = value
@@ -71,3 +98,59 @@ def _seconds(text: str, key: str) -> float:
     if match is None or match[2] not in UNITS_S:
         raise UsageError(f"{key}: {text!r} is not a duration, as 25, 25 s or 2 min")
     return float(match[1]) * UNITS_S[match[2]]
+
+
+def _is_duration(key: str) -> bool:
+    return key.endswith("_s") and not key.endswith(RATES)
+
+
+def annotated(config: Config) -> str:
+    """`config` as YAML, each key with its docstring above it."""
+    return "\n".join([*_comment(_HEADER, ""), "", *_section(config, "")]).rstrip() + "\n"
+
+
+def _section(settings: msgspec.Struct, indent: str) -> Iterator[str]:
+    notes = _docstrings(type(settings))
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if isinstance(value, msgspec.Struct):
+            yield ""
+            yield from _comment(notes.get(name) or inspect.getdoc(value) or "", indent)
+            yield f"{indent}{name}:"
+            yield from _section(value, indent + "  ")
+        else:
+            yield from _comment(notes.get(name, ""), indent)
+            yield f"{indent}{name}: {_written(name, value)}"
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    lines = [line for whole in text.strip().splitlines() for line in textwrap.wrap(whole, _WIDTH - len(indent))]
+    return [f"{indent}# {line}" for line in lines]
+
+
+def _docstrings(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """The string below each field: Python keeps it in the source only."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    notes: dict[str, str] = {}
+    for field, below in pairwise(tree.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            text = below.value.value if isinstance(below.value, ast.Constant) else None
+            if isinstance(text, str):
+                notes[field.target.id] = inspect.cleandoc(text)
+    return notes
+
+
+def _written(name: str, value: Any) -> str:
+    """A scalar as YAML; a duration with its unit, where that reads back as exactly the same number."""
+    import yaml
+
+    if _is_duration(name) and isinstance(value, float):
+        for unit in ("d", "h", "min", "s"):
+            count = value / UNITS_S[unit]
+            text = f"{count:g} {unit}"
+            fits = unit == "s" or (count >= 1 and count.is_integer())
+            if fits and _DURATION.fullmatch(text) and _seconds(text, name) == value:
+                return text
+    plain: str = yaml.safe_dump(value, default_flow_style=True)
+    return plain.removesuffix("...\n").strip()

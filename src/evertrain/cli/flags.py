@@ -12,7 +12,7 @@ import argparse
 import os
 from typing import Any
 
-from evertrain.cli.parsing import FromEnvironment, Parser, SwitchFromEnvironment
+from evertrain.cli.parsing import FromEnvironment, InsteadOfRunning, Parser, SwitchFromEnvironment
 
 WITHOUT_EFFECT = {
     "start_method": "ranks are forked from a zygote; see --start",
@@ -60,6 +60,10 @@ def _add_own_flags(parser: Parser) -> None:
     add("--preload", default="", metavar="MODULE,...", help="modules that the zygote imports before it forks")
     add("--python", metavar="FILE", help="interpreter of the ranks (default: the active environment's)")
     add("--config", metavar="FILE.yaml", help="settings that have no flag")
+    add(
+        "--print-config", "--print_config", action=InsteadOfRunning,
+        help="print all settings with their values and what they mean (with --config: those of the file), and end",
+    )  # fmt: skip
     add("--run-dir", "--run_dir", metavar="DIR", help="where job folders lie (EVERTRAIN_RUN_DIR, default ./.evertrain)")
     add("--observe-only", "--observe_only", action="store_true", help="decide and report, perform nothing")
     add("--inject", action="append", default=[], metavar="FAULT", help="a drill, as kill:rank=2@step=20; repeatable")

@@ -52,6 +52,11 @@ class Parser(argparse.ArgumentParser):
             if name not in known and not takes_attached_value:
                 raise UsageError(f"unknown flag {name}{did_you_mean(name, known)}")
 
+    def need_no_positionals(self) -> None:
+        """What is asked for needs no script, whatever else is on the command line."""
+        for action in self._get_positional_actions():
+            action.required = False
+
 
 class HelpFormatter(argparse.HelpFormatter):
     """One spelling a flag: the underscore forms work, and only lengthen the page."""
@@ -117,3 +122,14 @@ class SwitchFromEnvironment(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, True)
         namespace.given = namespace.given | {self.dest}
+
+
+class InsteadOfRunning(argparse.Action):
+    """A switch that asks for something else than running a script, which may then be left out."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=False, **options)
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, True)
+        parser.need_no_positionals()

@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from evertrain.cli import console, identity, mesh, sizes
+from evertrain.cli import config, console, identity, mesh, sizes
 from evertrain.cli.flags import WITHOUT_EFFECT, was_given
 from evertrain.model.config import Config
 from evertrain.model.errors import UsageError
@@ -69,7 +67,7 @@ class Plan:
 
 def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
     _refuse_what_cannot_be(args)
-    config = _config(args)
+    settings = config.from_flags(args)
     command = _command(args)
     python = interpreter(args.python, environ)
     nodes = sizes.nodes(args)
@@ -100,7 +98,7 @@ def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
         observe_only=args.observe_only,
         fresh=args.fresh,
         detach=args.detach,
-        config=config,
+        config=settings,
         notes=_notes(args),
     )
 
@@ -133,18 +131,6 @@ def _refuse_what_cannot_be(args: Namespace) -> None:
     # accepted in silence this would change where a rank computes
     if args.numa_binding is not None:
         raise UsageError("--numa-binding is not supported by this version; `numactl` before the command binds all")
-
-
-def _config(args: Namespace) -> Config:
-    from evertrain.cli import config
-
-    loaded = config.load(Path(args.config)) if args.config is not None else Config()
-    grace = args.grace if args.grace is not None else args.shutdown_timeout
-    if grace is None:
-        return loaded
-    if not 0 <= grace < float("inf"):
-        raise UsageError(f"--grace {grace:g}: seconds, 0 or more")
-    return msgspec.structs.replace(loaded, grace_s=float(grace))
 
 
 def _command(args: Namespace) -> Command:

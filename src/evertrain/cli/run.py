@@ -11,6 +11,11 @@ from evertrain.model.errors import UsageError
 
 def main(argv: Sequence[str]) -> int:
     args = flags.run_parser().read(argv)
+    if args.print_config:
+        from evertrain.cli import config
+
+        print(config.annotated(config.from_flags(args)), end="")
+        return 0
     if not sys.platform.startswith("linux"):
         raise UsageError(f"Linux (or WSL2) is needed; this is {sys.platform}")
     from evertrain.cli import serve

@@ -45,14 +45,18 @@ class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     idle_cpu_fraction: float = 0.01
     """CPU use of the whole process tree below which it counts as idle (of one core)."""
     idle_io_bytes_s: float = 4096.0
+    """... and bytes that it reads and writes a second,"""
     idle_faults_s: float = 20.0
+    """... and page faults a second."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the agents look and talk."""
 
     heartbeat_s: float = 1.0
+    """So often an agent reports when nothing has happened."""
     read_pages_s: float = 0.1
+    """So often it looks at the telemetry pages of its ranks."""
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from evertrain.cli import client, processes, registry
 from evertrain.cli.parsing import Parser
@@ -20,6 +21,7 @@ CONTROLLER_BEGINS_S = 10.0
 """A job that has just been started has no log yet that could answer instead."""
 
 Json = dict[str, Any]
+Read = TypeVar("Read")
 
 
 class Look(NamedTuple):
@@ -43,18 +45,25 @@ def find(job: str | None, run_dir: str | None) -> KnownJob:
 
 def at(job: KnownJob) -> Look:
     """Everything that there is to know of a job now."""
+    answers = ask(job, "/v1/status", "/v1/incidents", "/v1/attempts")
+    if answers is None:
+        return _from_log(job)
+    status, incidents, attempts = answers
+    return Look(status, incidents, attempts, live=True)
+
+
+def ask(job: KnownJob, *paths: str) -> list[Any] | None:
+    """What the live controller answers; None when nothing of the job lives, or nobody answers in time."""
     deadline = time.monotonic() + (CONTROLLER_RETURNS_S if job.database.exists() else CONTROLLER_BEGINS_S)
     while lives(job):
         try:
             controller = client.of_run_dir(job.run_dir)
-            return Look(
-                controller.get("/v1/status"), controller.get("/v1/incidents"), controller.get("/v1/attempts"), live=True
-            )
+            return [controller.get(path) for path in paths]
         except client.Unreachable:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
-    return _from_log(job)
+    return None
 
 
 def lives(job: KnownJob) -> bool:
@@ -65,23 +74,28 @@ def lives(job: KnownJob) -> bool:
 def _from_log(job: KnownJob) -> Look:
     from evertrain.controller import views
 
-    if not job.database.exists():
-        raise TroubleError(f"job {job.job} has written nothing down yet ({job.database} is not there)")
-    try:
-        found = Look(
-            views.status_of(job.database),
-            views.incidents_of(job.database),
-            views.attempts_of(job.database),
-            live=False,
-        )
-    except Exception as error:  # whatever the database's libraries raise for a broken file
-        raise TroubleError(f"the event log {job.database} cannot be read: {error}") from error
+    found = read(
+        job,
+        lambda database: Look(
+            views.status_of(database), views.incidents_of(database), views.attempts_of(database), live=False
+        ),
+    )
     status = found.status
     status["job"] = job.job
     if lives(job) and status["state"] == "stopped" and status.get("exit_code") is None:
         status["state"] = "running" if status["workers"] else "starting"
         status["blind"] = [*status["blind"], "the controller does not answer; this is from its log"]
     return found
+
+
+def read(job: KnownJob, reader: Callable[[Path], Read]) -> Read:
+    """What `reader` makes of the job's event log; one clear line where it cannot be read."""
+    if not job.database.exists():
+        raise TroubleError(f"job {job.job} has written nothing down yet ({job.database} is not there)")
+    try:
+        return reader(job.database)
+    except Exception as error:  # whatever the database's libraries raise for a broken file
+        raise TroubleError(f"the event log {job.database} cannot be read: {error}") from error
 
 
 def result_from_log(database: Path) -> Json | None:

@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "run a training script on several ranks and keep it running",
     "status": "how is the job doing?",
     "incidents": "what went wrong, what was done, and what did it cost?",
+    "report": "where did the time go? productive and lost seconds, by incident, phase and cause",
     "stop": "stop a job; the same `run` command resumes it later",
     "clean": "remove what dead runs left in shared memory",
 }

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import WSMsgType, web
 
-from evertrain.controller import ledger, views
+from evertrain.controller import accounts, ledger, views
 from evertrain.controller.conductor import Conductor
 from evertrain.model.report import Desired, Report
 from evertrain.model.spec import ControllerSpec
@@ -50,6 +52,7 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str) -> web.Applica
             web.get("/v1/status", _status),
             web.get("/v1/incidents", _incidents),
             web.get("/v1/attempts", _attempts),
+            web.get("/v1/report", _report),
             web.post("/v1/stop", _stop),
             web.post("/v1/signals", _signals),
             web.get("/v1/agent", _agent),
@@ -72,6 +75,12 @@ async def _incidents(request: web.Request) -> web.Response:
 
 async def _attempts(request: web.Request) -> web.Response:
     return web.json_response(ledger.attempts(request.app[_CONDUCTOR].state))
+
+
+async def _report(request: web.Request) -> web.Response:
+    """The ledger over all runs; the state knows the newest only, so the log is read, beside the event loop."""
+    spec = request.app[_SPEC]
+    return web.json_response(await asyncio.to_thread(accounts.of_database, Path(spec.database), spec.job, time.time()))
 
 
 class _StopRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -99,7 +99,7 @@ def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
         fresh=args.fresh,
         detach=args.detach,
         config=settings,
-        notes=_notes(args),
+        notes=_notes(args, python),
     )
 
 
@@ -208,9 +208,11 @@ def node_name(text: str) -> str:
     return f"node-{text}" if text.isdigit() else text
 
 
-def _notes(args: Namespace) -> tuple[str, ...]:
-    return tuple(
+def _notes(args: Namespace, python: str) -> tuple[str, ...]:
+    version = torch_version.note(python)
+    without_effect = tuple(
         f"--{name.replace('_', '-')} has no effect ({why})"
         for name, why in WITHOUT_EFFECT.items()
         if was_given(args, name)
     )
+    return without_effect if version is None else (*without_effect, version)

@@ -25,6 +25,7 @@ def test_our_own_record_comes_first(tmp_path: Path) -> None:
     found = failures.error_of(tmp_path, PRINTED)
     assert found is not None
     assert found.signature() == "KeyError at /t.py:4 in step 17"
+    assert found.time == (tmp_path / "exception.json").stat().st_mtime
 
 
 def test_torchs_error_file_is_understood(tmp_path: Path) -> None:

@@ -106,6 +106,22 @@ def test_survivors_are_followers_whoever_is_heard_first() -> None:
     assert world.running() == dict.fromkeys(range(4), 2)
 
 
+def test_an_exception_counts_from_when_it_was_raised_also_if_we_killed_the_rank_on_its_way_out() -> None:
+    world = running()
+    world.train(3)
+    world.turn()
+    raised = RankError(type="MemoryError", file="/t.py", line=7, step=3, time=world.now)
+    # rank 1 takes half a second to leave; its victim is gone first, and then we kill it
+    world.end(0, Exit(status=1, time=world.now + 0.1, error=LOST.error))
+    process = world.process(1)
+    assert process is not None
+    world.turn()
+    process.exit = Exit(status=-9, time=world.now, error=raised)
+    world.turns()
+    seen = incident(world)
+    assert (seen["cause"], seen["ranks"], seen["category"]) == ("exception MemoryError", [1], "oom_host")
+
+
 def test_nothing_follows_from_agents_that_cannot_be_heard() -> None:
     world = running()
     world.train(3)

@@ -238,3 +238,26 @@ def _wait_stopped(pid: int) -> None:
             if file.read().rsplit(b") ", 1)[1][:1] == b"T":
                 return
         assert time.monotonic() < deadline
+
+
+def test_a_reader_sees_every_change_and_parses_nothing_twice(path: str) -> None:
+    reader = pages.Reader(path)
+    assert reader.read() == (None, "nothing written yet")
+    writer = page.PageWriter(path)
+    for step in range(5):
+        writer.abs_step = step
+        writer.write()
+        view, reason = reader.read()
+        assert view is not None and (view.abs_step, reason) == (step, "")
+        assert reader.read()[0] is view
+    reader.close()
+
+
+def test_a_reader_of_a_page_that_is_not_there_yet_finds_it_later(tmp_path: Path) -> None:
+    reader = pages.Reader(tmp_path / "later")
+    assert reader.read()[0] is None
+    page.create(str(tmp_path / "later"), job="job", term=1, attempt=1, rank=0)
+    page.PageWriter(str(tmp_path / "later")).write()
+    view, _ = reader.read()
+    assert view is not None and view.rank == 0
+    reader.close()

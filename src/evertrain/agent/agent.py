@@ -37,7 +37,8 @@ class Agent:
         self._keeper = KeeperLink(f"{spec.node_dir}/keeper.sock", self._wake_up)
         self._controller = ControllerLink(spec.controller_url, token, spec.job, self._obey)
         self._order: Desired | None = None
-        self._wake = asyncio.Event()
+        self._changed = False
+        self._look_again = asyncio.Event()
         self._flush: asyncio.Task[None] | None = None
         self._avoided_zygote = False
         self.over = asyncio.Event()
@@ -57,11 +58,12 @@ class Agent:
             task.result()  # a bug ends the agent; it is started again and adopts what runs
 
     def _wake_up(self) -> None:
-        self._wake.set()
+        self._changed = True
+        self._look_again.set()
 
     def _obey(self, order: Desired) -> None:
         self._order = order
-        self._wake.set()
+        self._wake_up()
 
     def _report(self) -> Report:
         return Report(
@@ -77,28 +79,28 @@ class Agent:
         sent: Report | None = None
         sent_time = 0.0
         while True:
-            changed = self._wake.is_set()
-            self._wake.clear()
+            changed, self._changed = self._changed, False
             if changed:
                 self._act()
-            report = self._report()
+            self._view.look(self._keeper.state)
             if self._view.env_changed and not self._avoided_zygote:
-                self._avoid_zygote(report)
+                self._avoid_zygote()
             order = self._order
-            heartbeat_s = order.heartbeat_s if order is not None else 1.0
-            eager = (
-                order is not None
-                and (order.eager or report.report.activities)
-                and (sent is None or report.report != sent.report)
-            )
-            if changed or eager or time.monotonic() - sent_time >= heartbeat_s:
-                await self._controller.send(report)
-                sent, sent_time = report, time.monotonic()
-            try:
-                async with asyncio.timeout(order.read_pages_s if order is not None else 0.1):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            due = time.monotonic() - sent_time >= (order.heartbeat_s if order is not None else 1.0)
+            eager = order is not None and (order.eager or self._view.stands_still)
+            if changed or due or eager:
+                report = self._report()
+                if changed or due or sent is None or report.report != sent.report:
+                    await self._controller.send(report)
+                    sent, sent_time = report, time.monotonic()
+            await self._rest(order.read_pages_s if order is not None else 0.1)
+
+    async def _rest(self, seconds: float) -> None:
+        """Until something changes, or it is time to look at the pages again."""
+        timer = asyncio.get_running_loop().call_later(seconds, self._look_again.set)
+        await self._look_again.wait()
+        self._look_again.clear()
+        timer.cancel()
 
     def _act(self) -> None:
         order, state = self._order, self._keeper.state
@@ -135,9 +137,11 @@ class Agent:
         for order in go.ranks:
             page_path = self._view.page_path(attempt.attempt, order.rank)
             page_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            page.create(
-                str(page_path), job=spec.job, term=self._controller.term, attempt=attempt.attempt, rank=order.rank
-            )
+            # asked again before the keeper has answered: a rank may have the page mapped already
+            if not page_path.exists():
+                page.create(
+                    str(page_path), job=spec.job, term=self._controller.term, attempt=attempt.attempt, rank=order.rank
+                )
             folder = self._view.log_folder(attempt.attempt, order.rank)
             folder.mkdir(parents=True, exist_ok=True)
             lines[str(order.rank)] = {
@@ -176,7 +180,7 @@ class Agent:
             if number.isdecimal() and int(number) < attempt - 1:
                 old.unlink(missing_ok=True)
 
-    def _avoid_zygote(self, report: Report) -> None:
+    def _avoid_zygote(self) -> None:
         self._avoided_zygote = True
         reason = "the script sets environment that torch reads at import"
         self._keeper.send({"do": "avoid_zygote", "term": self._controller.term, "reason": reason})
@@ -197,4 +201,4 @@ class Agent:
             self._view.flushed_step = step
         self._view.reread_copies()
         self._flush = None
-        self._wake.set()
+        self._wake_up()

@@ -34,7 +34,10 @@ _UNREADABLE_YET = "nothing written yet"
 
 
 class NodeView:
-    """Reads what there is, and remembers only what cannot change any more: the ends of ranks."""
+    """`look` at the pages as often as you like; `report` when there is somebody to tell.
+
+    Remembers only what cannot change any more: the ends of ranks.
+    """
 
     def __init__(self, spec: AgentSpec) -> None:
         self._spec = spec
@@ -49,6 +52,15 @@ class NodeView:
         self._tight = False
         self._next_look = 0.0
         self._watch = Watch(spec.node)
+        self._readers: dict[tuple[int, int], pages.Reader] = {}
+        self._views: tuple[pages.PageView, ...] = ()
+        self._activities: tuple[RankActivity, ...] = ()
+        self._blind: tuple[str, ...] = ()
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether some rank's page has not changed for a while."""
+        return bool(self._activities)
 
     def report(self, state: dict[str, Any] | None, order: Desired | None) -> NodeReport:
         """Everything that is on this node, as of now."""
@@ -57,7 +69,6 @@ class NodeView:
                 node=self._spec.node, address=self._spec.address, blind=("the agent cannot reach its keeper",)
             )
         self._read_copies(state, order)
-        seen, activities, blind = self._pages(state)
         keeper, starter = state["keeper"], state["starter"]
         return NodeReport(
             node=self._spec.node,
@@ -67,13 +78,13 @@ class NodeView:
                 wanted=starter["wanted"], mode=starter["mode"], state=starter["state"], reason=starter["reason"]
             ),
             attempts=tuple(self._attempt(int(number), attempt) for number, attempt in state["attempts"].items()),
-            pages=seen,
-            activities=activities,
+            pages=tuple(map(_page_report, self._views)),
+            activities=self._activities,
             copies=self._copies,
             copies_after_attempt=max(0, self._copies_after),
             flushed_step=self.flushed_step,
             problems=tuple(self.problems[-5:]),
-            blind=blind,
+            blind=self._blind,
             env_changed=self.env_changed,
             memory_is_tight=self._memory_is_tight(),
         )
@@ -129,36 +140,47 @@ class NodeView:
     def _exit(self, attempt: int, rank: int, pid: int, found: dict[str, Any], killed: bool) -> Exit:
         known = self._exits.get((attempt, rank, pid))
         if known is None:
-            failed = found["status"] != 0 and not killed
+            failed = found["status"] != 0
             folder = self.log_folder(attempt, rank)
-            tail = failures.stderr_tail(folder) if failed else ""
+            tail = failures.stderr_tail(folder) if failed and not killed else ""
+            # a signal leaves no exception, and what stands in stderr then is older news; but a rank that we killed
+            # may have been on its way out with an exception of its own
+            looks = failed and (killed or found["status"] > 0)
             known = self._exits[attempt, rank, pid] = Exit(
                 status=found["status"],
                 time=found["time"],
                 core=found["core"],
-                # a signal leaves no exception; what stands in stderr then is older news
-                error=failures.error_of(folder, tail) if failed and found["status"] > 0 else None,
+                error=failures.error_of(folder, tail) if looks else None,
                 stderr_tail=tail,
             )
         return known
 
-    def _pages(self, state: dict[str, Any]) -> tuple[tuple[PageReport, ...], tuple[RankActivity, ...], tuple[str, ...]]:
-        found: list[PageReport] = []
+    def look(self, state: dict[str, Any] | None) -> None:
+        """Read the page of every rank that was let go."""
+        views: list[pages.PageView] = []
         running: list[pages.PageView] = []
         blind: list[str] = []
-        for number, attempt in state["attempts"].items():
+        known, self._readers = self._readers, {}
+        for number, attempt in state["attempts"].items() if state is not None else ():
             if attempt["phase"] not in ("running", "ended"):
                 continue
             for rank, process in attempt["ranks"].items():
-                view, reason = pages.read(self.page_path(int(number), int(rank)))
-                if view is not None:
-                    found.append(_page_report(view))
-                    self.env_changed = self.env_changed or view.env_changed
-                    if process["state"] == "running":
-                        running.append(view)
-                elif process["state"] == "running" and reason != _UNREADABLE_YET:
-                    blind.append(f"rank {rank}: {reason}")
-        return tuple(found), self._watch.look(running), tuple(blind)
+                key = (int(number), int(rank))
+                reader = known.pop(key) if key in known else pages.Reader(self.page_path(*key))
+                self._readers[key] = reader
+                view, reason = reader.read()
+                if view is None:
+                    if process["state"] == "running" and reason != _UNREADABLE_YET:
+                        blind.append(f"rank {rank}: {reason}")
+                    continue
+                views.append(view)
+                self.env_changed = self.env_changed or view.env_changed
+                if process["state"] == "running":
+                    running.append(view)
+        for reader in known.values():
+            reader.close()
+        self._views, self._blind = tuple(views), tuple(blind)
+        self._activities = self._watch.look(running)
 
     def _read_copies(self, state: dict[str, Any], order: Desired | None) -> None:
         """List the checkpoints once nothing writes to them any more; a list read earlier would be stale."""

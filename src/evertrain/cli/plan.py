@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evertrain.cli import config, console, identity, mesh, sizes
+from evertrain.cli import config, console, identity, mesh, sizes, torch_version
 from evertrain.cli.flags import WITHOUT_EFFECT, was_given
 from evertrain.model.config import Config
 from evertrain.model.errors import UsageError

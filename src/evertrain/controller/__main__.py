@@ -142,7 +142,9 @@ def _write_result(spec: ControllerSpec, conductor: Conductor) -> None:
         "attempts": ledger.attempts(conductor.state),
         "incidents": [seen for seen in known if any(seen["attempt"] == a.number for a in conductor.state.attempts)],
     }
-    _write_json(Path(spec.run_dir) / "result.json", result)
+    # `run` reads either; the second one is there when the disk is full or the folder gone
+    for folder in filter(None, (spec.run_dir, spec.run_folder)):
+        _write_json(Path(folder) / "result.json", result)
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
+import shutil
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,6 +58,18 @@ def read_log(database: Path) -> list[AnyRecord]:
     """All records, oldest first; empty when there is no database yet."""
     if not database.exists():
         return []
+    try:
+        return _read(database)
+    except sa.exc.OperationalError:
+        # SQLite wants to write beside a log that it only reads; on a full or read-only disk a copy has room
+        with tempfile.TemporaryDirectory(prefix="evertrain-", dir=_shared_memory()) as folder:
+            for suffix in ("", "-wal"):
+                if (part := Path(f"{database}{suffix}")).exists():
+                    shutil.copyfile(part, Path(folder) / f"{database.name}{suffix}")
+            return _read(Path(folder) / database.name)
+
+
+def _read(database: Path) -> list[AnyRecord]:
     engine = _engine(database, read_only=True)
     try:
         with engine.connect() as connection:
@@ -66,6 +81,10 @@ def read_log(database: Path) -> list[AnyRecord]:
     finally:
         engine.dispose()
     return [_decoder.decode(row) for row in rows]
+
+
+def _shared_memory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

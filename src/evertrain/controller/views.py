@@ -149,6 +149,8 @@ def _worker(attempt: Attempt, rank: int, node: str, page: PageReport | None, pic
     step = None
     if page is not None:
         step = page.step if page.step is not None else page.relative_step
+    elif attempt.ended is not None:
+        step = attempt.ended.step if attempt.ended.step is not None else attempt.ended.relative_step
     return {
         "rank": rank,
         "node": node,

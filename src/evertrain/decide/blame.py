@@ -67,7 +67,7 @@ def blame(state: JobState, attempt: Attempt, incident: Incident | None = None) -
     if early:
         return _left_early(early, attempt, failures)
     return Blame(
-        fault_time=failures[0].ended_time,
+        fault_time=failures[0].failed_time,
         cause="connection lost",
         category="unknown",
         confidence=0.0,
@@ -81,7 +81,7 @@ def _first_failure(first: r.RankEnd, failures: list[r.RankEnd]) -> Blame:
         f"; {followers} other rank{'s' * (followers != 1)} ended after it with lost connections" if followers else ""
     )
     return Blame(
-        fault_time=first.ended_time,
+        fault_time=first.failed_time,
         cause=exits.cause(first.status, first.error),
         category=exits.category(first.status, first.error),
         ranks=(first.rank,),

@@ -86,7 +86,7 @@ def _new_ends(attempt: Attempt, node: str, report: NodeReport, now: float) -> li
             status=seen.exit.status,
             ended_time=seen.exit.time,
             killed=seen.killed,
-            follower=not seen.killed and exits.is_follower(seen.exit.status, seen.exit.error, seen.exit.stderr_tail),
+            follower=exits.is_follower(seen.exit.status, seen.exit.error, seen.exit.stderr_tail),
             error=seen.exit.error,
         )
         for seen in listed.ranks

@@ -35,8 +35,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
     def failures(self) -> list[r.RankEnd]:
         """Abnormal ends that were not our own doing, in the order in which they happened."""
-        failed = [end for end in self.ends.values() if end.status != 0 and not end.killed]
-        return sorted(failed, key=lambda end: (end.ended_time, end.rank))
+        failed = [end for end in self.ends.values() if end.failed]
+        return sorted(failed, key=lambda end: (end.failed_time, end.rank))
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):

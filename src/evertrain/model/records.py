@@ -72,6 +72,17 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Ended by a lost connection or a collective's error: a victim, never the cause."""
     error: RankError | None = None
 
+    @property
+    def failed(self) -> bool:
+        """An abnormal end that was not our doing; also of a rank that we killed when it was leaving by itself."""
+        return self.status != 0 and (not self.killed or self.error is not None)
+
+    @property
+    def failed_time(self) -> float:
+        """When it went wrong: an exception comes before the end of its process."""
+        recorded = self.error.time if self.error is not None else None
+        return self.ended_time if recorded is None else min(recorded, self.ended_time)
+
 
 class RanksEnded(Record, frozen=True, kw_only=True):
     attempt: int

@@ -32,6 +32,8 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
     line: int = 0
     step: int | None = None
+    time: float | None = None
+    """When it was recorded: the process may take its time to end."""
 
     def signature(self) -> str:
         """What makes two failures the same: the step, the type and the line."""

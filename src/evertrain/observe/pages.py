@@ -92,6 +92,35 @@ def read(path: str | os.PathLike[str]) -> tuple[PageView | None, str]:
     return None, reason
 
 
+class Reader:
+    """Reads one page again and again: what has not changed is not parsed again, and the file stays open."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._descriptor = -1
+        self._raw = b""
+        self._seen: tuple[PageView | None, str] = (None, "never read")
+
+    def read(self) -> tuple[PageView | None, str]:
+        """As `read`: the newest state, or None and why nothing can be seen."""
+        try:
+            if self._descriptor < 0:
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            raw = os.pread(self._descriptor, layout.SIZE, 0)
+        except OSError as error:
+            return None, f"page cannot be read: {error.strerror}"
+        if raw != self._raw:
+            self._raw, self._seen = raw, parse(raw)
+            if self._seen[1] == _TORN:
+                return read(self._path)
+        return self._seen
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
 def parse(raw: bytes) -> tuple[PageView | None, str]:
     """The newest state in the bytes of a page, or None and why there is none."""
     if len(raw) < layout.HEADER.size:

@@ -77,6 +77,8 @@ def run(go: Go, given: Given, startup: frozenset[str]) -> None:
     except BaseException as error:
         error.__traceback__ = theirs = _without_launcher(error.__traceback__)
         _record(error, go["session"]["exception_path"])
+        if session.current is not None:
+            session.current.failed = True
         _show_without_launcher(theirs)
         raise
 

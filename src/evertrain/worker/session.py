@@ -59,6 +59,8 @@ class Session:
             self.faults = faults.arm(given["faults"], given["fired_dir"], rank=self.rank)
         self.steps = StepCounter()
         self.durations = Durations()
+        self.failed = False
+        """The script has ended with an exception."""
         self.loss_is_finite = True
         """False from a reported loss that is NaN or infinite until the next finite one."""
         self._environment = _import_time_environment()
@@ -200,6 +202,8 @@ def end() -> None:
     if session is not None and session._base != "exit":
         session._declared.clear()
         session.at("exit")
+        if session.failed:
+            return  # a drill of the exit is meant for a script that has come to its end
         try:
             session.fire("exit")
         except SystemExit as leave:  # exceptions cannot change the exit code this late

@@ -30,6 +30,7 @@ def plan(root: Path, **different: Any) -> Plan:
         "master_addr": None,
         "master_port": None,
         "local_addr": None,
+        "virtual_local_rank": False,
         "listen_port": 0,
         "root": root,
         "log_dir": None,

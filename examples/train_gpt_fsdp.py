@@ -5,6 +5,7 @@ evertrain run --nproc-per-node 4 examples/train_gpt_fsdp.py --steps 200
 
 from __future__ import annotations
 
+import argparse
 import time
 
 import torch
@@ -17,9 +18,7 @@ from torch.distributed.tensor import DTensor
 import evertrain
 
 
-def main() -> None:
-    args = arguments()
-    dist.init_process_group("gloo")
+def train(args: argparse.Namespace) -> None:
     rank = dist.get_rank()
 
     torch.manual_seed(1)  # the same model on all ranks, before it is sharded
@@ -62,6 +61,11 @@ def main() -> None:
         if args.out:
             args.out.write_text(f"{digest}\n")
         print(f"final parameters sha256 {digest}")
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    train(arguments())  # leaves no model behind: torch 2.13 can hang where the group is destroyed before DDP
     dist.destroy_process_group()
 
 

@@ -254,6 +254,23 @@ def test_one_rank_with_0_gives_the_others_a_deadline_that_progress_renews() -> N
     assert (incident(world)["cause"], incident(world)["ranks"]) == ("exited early with 0", [2])
 
 
+def test_a_rank_that_hangs_in_the_interpreters_exit_has_done_its_work() -> None:
+    world = running()
+    world.train(2)
+    world.turn()
+    for rank in (0, 1, 2):
+        world.end(rank, Exit(status=0, time=world.now))
+    process = world.process(3)
+    assert process is not None
+    process.phase, process.progress = "exit", world.now
+    world.turn(14.0)
+    assert world.running() == {3: 1}, "it may take its time"
+    world.turn(2.0)
+    world.turns()
+    assert world.state.ended is not None and world.state.ended.state == "done"
+    assert not world.state.incidents
+
+
 def test_stop_flushes_the_newest_common_step_and_keeps_the_signal() -> None:
     world = running()
     world.train(4)

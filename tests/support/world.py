@@ -55,6 +55,7 @@ class Process:
     resumed: float = 0.0
     passed: float = 0.0
     progress: float = 0.0
+    phase: str = "train"
     still_since: float | None = None
     activity: dict[str, object] = field(default_factory=dict)
 
@@ -265,7 +266,7 @@ class World:
         return PageReport(
             rank=process.rank, attempt=number, pid=process.pid, step=process.step if process.step >= 0 else None,
             progress_time=process.progress, resumed_time=process.resumed, passed_time=process.passed,
-            passed_step=process.step if process.passed else None,
+            passed_step=process.step if process.passed else None, phase=process.phase,
         )  # fmt: skip
 
     def _step(self, node: Node, number: int, held: Held, process: Process) -> None:

@@ -24,7 +24,7 @@ _SHORTEST_WINDOW_S, _WINDOW_S = 1.0, 5.0
 _START_COLLECTIVES = 10
 """A script that shows no steps has left its start-up behind after so many collectives."""
 
-_BASE_PHASES = frozenset({"", "start", "init", "train"})
+_BASE_PHASES = frozenset({"", "start", "init", "train", "failed"})
 """Phases in which steps are to be expected soon. All others are declared, or the script is over and cleans up."""
 
 

@@ -37,8 +37,11 @@ _NOTEWORTHY_S = 5.0
 
 def status_of(database: Path) -> dict[str, Any]:
     """`status` of a job that no controller serves any more."""
-    state = fold(read_log(database))
-    return status(state, Picture(), job=database.parent.name, now=time.time(), live=False)
+    log = read_log(database)
+    state = fold(log)
+    # a run that ended without a word is as old as its last record
+    last = log[-1].time if log else time.time()
+    return status(state, Picture(), job=database.parent.name, now=last, live=False)
 
 
 def incidents_of(database: Path) -> list[dict[str, Any]]:

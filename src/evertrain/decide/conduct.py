@@ -102,6 +102,10 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
     if state.stop is not None:
         because = state.stop.because
         return [r.AttemptEnding(time=now, attempt=attempt.number, signal=15, because=because)]
+    if _scripts_are_over(attempt, picture, config, now):
+        left = ", ".join(f"rank {rank}" for rank in attempt.alive()[:8])
+        because = f"{left} has done its work and does not leave"
+        return [r.AttemptEnding(time=now, attempt=attempt.number, signal=9, because=because, completed=True)]
     step, _ = steps(attempt, picture)
     if attempt.failures() or (state.signals and not state.run.observe_only):  # type: ignore[union-attr]
         return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
@@ -109,6 +113,20 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
         return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
     return hangs.look(state, attempt, picture, step, config.hang, now) or _milestones(
         state, attempt, picture, config, now
+    )
+
+
+def _scripts_are_over(attempt: Attempt, picture: Picture, config: Config, now: float) -> bool:
+    """Whether nothing is left to do: every rank has exited with 0, or has long been in the interpreter's own exit.
+
+    torch 2.13 can hang there for ever (DDP freed after its process group); nothing of the user's runs any more then.
+    """
+    if any(end.status != 0 for end in attempt.ends.values()):
+        return False
+    pages = picture.pages(attempt.number)
+    last = [pages[rank] for rank in attempt.alive() if rank in pages]
+    return len(last) == len(attempt.alive()) > 0 and all(
+        page.phase == "exit" and now - page.progress_time > config.restart.leave_s for page in last
     )
 
 
@@ -189,7 +207,8 @@ def _attempt_over(state: JobState, picture: Picture, config: Config, now: float)
     pages = picture.pages(attempt.number)
     step, relative = steps(attempt, picture)
     records: list[AnyRecord] = []
-    completed = attempt.ending is None and all(end.status == 0 for end in attempt.ends.values())
+    whole = attempt.ending is None or attempt.ending.completed
+    completed = whole and all(end.status == 0 or end.killed for end in attempt.ends.values())
     outcome = "completed" if completed else "stopped" if state.stop is not None else "failed"
     incident = state.incident
     if incident is not None and incident.opened.attempt == attempt.number:

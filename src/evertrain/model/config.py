@@ -19,6 +19,8 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The first failing rank's own exception, so often at the same step with the same type and line, ends the job."""
     exit_deadline_s: float = 300.0
     """One rank has exited with 0: the others may stand without progress for so long before the attempt is ended."""
+    leave_s: float = 15.0
+    """All scripts are over: so long may a process take for its last steps before it is ended; its work is done."""
     stuck_kill_s: float = 5.0
     """A process alive so long after SIGKILL makes its node unusable."""
     late_record_s: float = 2.0

@@ -125,6 +125,8 @@ class AttemptEnding(Record, frozen=True, kw_only=True):
     attempt: int
     signal: int
     because: str
+    completed: bool = False
+    """Every rank has come to the end of its script; what still runs only fails to leave."""
 
 
 class AttemptEnded(Record, frozen=True, kw_only=True):

@@ -199,9 +199,9 @@ def begin(given: dict[str, Any]) -> None:
 def end() -> None:
     """The script is over. Safe to call again."""
     session = current
-    if session is not None and session._base != "exit":
+    if session is not None and session._base not in ("exit", "failed"):
         session._declared.clear()
-        session.at("exit")
+        session.at("failed" if session.failed else "exit")
         if session.failed:
             return  # a drill of the exit is meant for a script that has come to its end
         try:

@@ -112,8 +112,10 @@ def serve(spec: dict[str, Any]) -> int:
     (folder / "stdout.log").write_bytes(plan["stdout"].encode("latin-1"))
     stopped.wait(plan["after_s"])
     result = {**ended, "first_failure": None, "status": STATUS, "attempts": [], "incidents": []}
-    (run_dir / "result.new").write_text(json.dumps(result))
-    (run_dir / "result.new").rename(run_dir / "result.json")
+    # where the disk is full, the shared memory of the run takes the result
+    folder = Path(spec["run_folder"]) if plan.get("no_room") else run_dir
+    (folder / "result.new").write_text(json.dumps(result))
+    (folder / "result.new").rename(folder / "result.json")
     return 0
 
 

@@ -139,6 +139,25 @@ def test_a_controller_that_does_not_stop_is_ended_by_force(start: Start) -> None
     assert "ended by force" in err
 
 
+def test_a_job_ends_where_the_disk_has_no_room_for_its_result(start: Start) -> None:
+    code, _, err = start(fake={"no_room": True, "exit_code": 1, "state": "failed"}).end()
+    assert code == 1
+    assert "failed: as planned" in err and "started again" not in err
+
+
+def test_a_run_dir_without_room_is_named(start: Start, tmp_path: Path) -> None:
+    run = start()
+    run.end()
+    (run.run_dir / "token").unlink()
+    (run.run_dir / "token").mkdir()  # as root nothing else is unwritable
+    again = subprocess.run(
+        run.process.args, cwd=run.folder, env=run.environ, capture_output=True, text=True, timeout=20
+    )
+    assert again.returncode == 1
+    assert again.stderr.startswith("evertrain: ") and "cannot be written" in again.stderr
+    assert again.stderr.count("\n") == 1
+
+
 def test_a_controller_that_hangs_does_not_keep_the_job_from_ending(start: Start) -> None:
     run = start(fake={"after_s": 60.0})
     run.wait_for("controller.json")
@@ -147,7 +166,7 @@ def test_a_controller_that_hangs_does_not_keep_the_job_from_ending(start: Start)
     code, _, err = run.end(timeout_s=30)
     assert code == 130
     assert "the controller has not answered for" in err
-    assert [post["path"] for post in run.posts()] == ["/v1/stop"]
+    assert {post["path"] for post in run.posts()} == {"/v1/stop"}  # asked again until somebody answers
 
 
 def test_a_run_that_is_killed_is_noticed_by_all(start: Start) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import sqlalchemy as sa
+
+from evertrain.controller import store as store_module
 from evertrain.controller.store import EventStore, read_log
 from evertrain.decide.state import fold
-from evertrain.model.records import NodeChanged, RunStarted, TermStarted
+from evertrain.model.records import AnyRecord, NodeChanged, RunStarted, TermStarted
 from evertrain.model.report import Identity
 
 
@@ -45,6 +50,24 @@ asyncio.run(main())
 """
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == -9
     assert [record.term for record in read_log(tmp_path / "events.db")] == list(range(20))  # type: ignore[union-attr]
+
+
+async def test_a_log_beside_which_nothing_can_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, read = tmp_path / "events.db", store_module._read
+    store = EventStore(database)
+    await store.append([node("node-0")])
+
+    def full(path: Path) -> list[AnyRecord]:
+        if path == database:
+            raise sa.exc.OperationalError("SELECT", {}, sqlite3.OperationalError("disk I/O error"))
+        return read(path)
+
+    monkeypatch.setattr(store_module, "_read", full)
+    # the writer is still there, so the record is in the write-ahead log only
+    assert read_log(database) == [node("node-0")]
+    store.close()
 
 
 async def test_an_unwritable_store_is_said_and_made_good_later(tmp_path: Path) -> None:

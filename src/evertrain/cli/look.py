@@ -95,7 +95,8 @@ def read(job: KnownJob, reader: Callable[[Path], Read]) -> Read:
     try:
         return reader(job.database)
     except Exception as error:  # whatever the database's libraries raise for a broken file
-        raise TroubleError(f"the event log {job.database} cannot be read: {error}") from error
+        first_line = str(error).partition("\n")[0]
+        raise TroubleError(f"the event log {job.database} cannot be read: {first_line}") from error
 
 
 def result_from_log(database: Path) -> Json | None:

@@ -52,6 +52,16 @@ class Places:
         return self.run_dir / "result.json"
 
     @property
+    def own_token(self) -> Path:
+        """The same for the job's own processes, which may be started again when the run dir is gone."""
+        return self.run_folder / "token"
+
+    @property
+    def own_result(self) -> Path:
+        """The same for `run`: a job must come to its end where the disk is full."""
+        return self.run_folder / "result.json"
+
+    @property
     def processes(self) -> Path:
         return self.run_dir / "processes"
 

@@ -31,6 +31,7 @@ class Poller(threading.Thread):
     def __init__(self, url: str, token: str, since: float) -> None:
         super().__init__(name="poller", daemon=True)
         self._since = since
+        self._url, self._token = url, token
         self._client = client.Client(url, token)
         self._over = threading.Event()
         self._newest: Seen | None = None
@@ -40,6 +41,10 @@ class Poller(threading.Thread):
     @property
     def newest(self) -> Seen | None:
         return self._newest
+
+    def client(self, timeout_s: float) -> client.Client:
+        """Another connection, for whoever is not this thread."""
+        return client.Client(self._url, self._token, timeout_s)
 
     def stop(self) -> None:
         self._over.set()

@@ -25,6 +25,7 @@ from evertrain.cli.poll import Poller
 from evertrain.cli.supervisor import Supervisor
 from evertrain.cli.tail import Tail, Write
 from evertrain.cli.view import LiveLine
+from evertrain.model.errors import TroubleError
 
 DIFFERENCES = (
     "unlike torchrun, it restarts for as long as there is progress (--max-restarts N caps, 0 never), "
@@ -49,13 +50,18 @@ def job(args: Namespace) -> int:
 
 def serve(plan: Plan, here: Places, held: int, ready: Callable[[], None]) -> int:
     """Run the job to its end; `ready` is called when everything has been started."""
-    lock.sign(held, here.run_id)
     lock.wait_for_previous(here, say, time.sleep)
     clean.remove_dead_runs(say, here.run_dir, plan.fresh)
     began = time.time()
     with launch.listen(plan.listen_port) as listener:
         url = launch.url_of(listener)
-        token = _prepare(plan, here, url)
+        try:
+            lock.sign(held, here.run_id)
+            token = _prepare(plan, here, url)
+        except OSError as error:
+            raise TroubleError(
+                f"{error.filename or here.run_dir} cannot be written ({error.strerror}); --run-dir names another place"
+            ) from error
         supervisor = _assemble(plan, here, listener, url, token, began)
         for line in _greeting(plan, here):
             say(line)
@@ -79,6 +85,7 @@ def _prepare(plan: Plan, here: Places, url: str) -> str:
     places.write_private(here.token, token.encode())
     places.write_job(here, plan, url)
     places.make_run_folder(here, plan.nodes.names)
+    places.write_private(here.own_token, token.encode())
     registry.remember(here.job, here.run_dir, here.run_id, time.time(), os.environ)
     return token
 

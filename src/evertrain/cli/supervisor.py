@@ -155,13 +155,15 @@ class Supervisor:
             pass
 
     def _result(self) -> Json | None:
-        try:
-            result: Json | None = json.loads(self._here.result.read_bytes())
-        except (OSError, ValueError):
-            # it has left without a result where the disk is full
-            result = look.result_from_log(self._here.database) if self._controller_left else None
-            self._controller_left = False
-        return result
+        for file in (self._here.result, self._here.own_result):
+            try:
+                result: Json = json.loads(file.read_bytes())
+                return result
+            except (OSError, ValueError):
+                continue
+        # it has left without a result where there is no room at all
+        left, self._controller_left = self._controller_left, False
+        return look.result_from_log(self._here.database) if left else None
 
     def _overdue(self) -> bool:
         return self._stop_deadline is not None and time.monotonic() > self._stop_deadline
@@ -198,9 +200,14 @@ class Supervisor:
             self.hopeless = child
         elif often < HOPELESS_DEATHS and (status or often > 1):
             self._output.say(f"{name} ended ({in_words(status)}); it is started again")
-        elif often >= HOPELESS_DEATHS and name not in self._complained:
-            self._complained.add(name)
-            self._output.say(f"{name} ends again and again ({in_words(status)}); see {child.role.log}")
+        elif often >= HOPELESS_DEATHS:
+            self._complain(f"{name} ends again and again ({in_words(status)}); see {child.role.log}")
+
+    def _complain(self, line: str) -> None:
+        """Say it once."""
+        if line not in self._complained:
+            self._complained.add(line)
+            self._output.say(line)
 
     def _note_owner(self) -> None:
         """Write down whose run folder this is, for `clean`: nothing may be removed while one of these lives."""
@@ -218,7 +225,7 @@ class Supervisor:
             places.write_json(self._here.run_folder / "owner.json", owner)
             places.write_json(self._here.processes / "run.json", me._asdict())
         except OSError as error:
-            self._output.say(f"cannot write {self._here.run_folder / 'owner.json'}: {error.strerror}")
+            self._complain(f"cannot write down which processes belong to this job: {error}")
 
     def _kill_orphans(self, patience_s: float = ORPHAN_PATIENCE_S) -> bool:
         """End children that are not ours: what ranks of a dead keeper had started. Whether there were any.
@@ -295,7 +302,7 @@ class Supervisor:
         name = signal.Signals(number).name
         try:
             # short: a controller that hangs must not keep us from the rest; the next turn asks again
-            asked = client.of_run_dir(self._here.run_dir, timeout_s=1.0)
+            asked = self._poller.client(timeout_s=1.0)
             asked.post("/v1/stop", {"signal": number, "reason": f"stopped by {name}"})
             asked.close()
         except client.Unreachable:

@@ -75,6 +75,8 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the `attempt_<k>/<rank>/` logs."""
     database: str
     token_file: str
+    run_folder: str | None = None
+    """In shared memory; the result is written there as well: a full disk must not keep a job from ending."""
     listen_fd: int
     """A listening socket that outlives the controller, so that its port never changes."""
     url: str

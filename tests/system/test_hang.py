@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +59,30 @@ def test_a_deadlock_of_groups_names_the_groups_and_nobody(start_job: StartJob, f
     assert len(incident["evidence"]) == 2
 
 
-@pytest.mark.parametrize("how", ["compute", "save"])
+@pytest.mark.parametrize("how", ["compute", "save", "refill", "compile"])
 def test_what_takes_its_time_is_left_alone(start_job: StartJob, fast: list[str], how: str) -> None:
     assert hung(start_job, how, fast, "--rank", "0", "--seconds", "8") == []
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("run", range(20))
+@pytest.mark.parametrize(("how", "seconds"), [("compute", 45), ("save", 45), ("refill", 30), ("compile", 60)])
+def test_nothing_healthy_is_ended_by_the_default_limits(start_job: StartJob, how: str, seconds: int, run: int) -> None:
+    job = start_job("hanging.py", nproc=RANKS, args=["--how", how, "--rank", "0", "--seconds", str(seconds)])
+    assert job.wait(180) == 0
+    assert [incident for incident in job.incidents() if incident["action"] != "tolerate"] == []
+    assert job.status()["attempt"] == 1
+
+
+def test_an_agent_that_was_paused_accuses_nobody(start_job: StartJob, fast: list[str]) -> None:
+    job = start_job("hanging.py", nproc=RANKS, flags=fast, args=["--steps", "200"])
+    job.wait_for_step(5)
+    job.kill("agent-node-0", signal.SIGSTOP)
+    time.sleep(5)  # more than twice the limit
+    job.kill("agent-node-0", signal.SIGCONT)
+    assert job.wait() == 0
+    assert job.incidents() == []
 
 
 def test_an_endless_loop_is_named_and_not_ended_before_its_limit(start_job: StartJob, fast: list[str]) -> None:

@@ -1,7 +1,8 @@
 """A plain DDP training that hangs once, in the way that `--how` says, on rank `--rank` in step 6; not a line of ours.
 
-`skip` leaves out one collective, `deadlock` lets two halves wait in different groups; `compute` and `save` take
-`--seconds` and go on: healthy things that look like a hang.
+`skip` leaves out one collective, `deadlock` lets two halves wait in different groups. `compute`, `save`, `refill` (a
+data loader's worker works, its rank waits for it) and `compile` (in the very first step) take `--seconds` and go on:
+healthy things that look like a hang.
 """
 
 from __future__ import annotations
@@ -49,6 +50,17 @@ def save(seconds: float) -> None:
             time.sleep(0.05)
 
 
+class Slow(torch.utils.data.Dataset[int]):
+    """One item that takes its time to come from wherever it is."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        compute(options.seconds)
+        return index
+
+
 def misbehave(halves: list[dist.ProcessGroup]) -> None:
     """In step 6, once."""
     rank = dist.get_rank()
@@ -67,6 +79,8 @@ def misbehave(halves: list[dist.ProcessGroup]) -> None:
         dist.barrier()
     elif options.how == "compute":
         compute(options.seconds)
+    elif options.how == "refill":
+        list(torch.utils.data.DataLoader(Slow(), num_workers=1))
     elif options.how == "save":
         save(options.seconds)
 
@@ -80,6 +94,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     for step in range(1, options.steps + 1):
         time.sleep(0.05)
+        if step == 1 and options.how == "compile" and first_time():
+            compute(options.seconds)
         if step == 6 and options.how and first_time():
             misbehave(halves)
         optimizer.zero_grad()

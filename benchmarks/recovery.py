@@ -1,9 +1,12 @@
-"""How long does training stand still after `kill -9` of one rank? Evertrain and other launchers, same script.
+"""How long does training stand still after `kill -9`, a hang or a stop of one rank? Evertrain and others, same script.
 
 Measured from the kill, 20 ms into step 13 when 12 are done, to the moment at which the slowest rank has finished the
 first step higher than any rank had reached before. Evertrain runs in its normal mode and saves every step; the others
 save to disk every 5 steps, so their time includes two steps done again. They get TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1:
 without it a gloo job never comes back from a restart under torch 2.13.
+
+Hangs (a rank sleeps) and stops (SIGSTOP) are run with Evertrain's default limits. torchrun notices a hang only when
+the process group's timeout is over: the toy gives it 20 s instead of torch's 1,800 s, and its figure follows from that.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,12 +38,15 @@ from harness import (
 TOY = ROOT / "benchmarks/toy.py"
 KILL_STEP = 13
 LIMIT_S = 120.0
+GROUP_TIMEOUT_S = 20
 TARGETS = {
     "evertrain_kill_median_s": 0.35,
     "evertrain_kill_median_s_8": 0.5,
     "kill_ratio_to_best_peer": 0.08,
     "kill_ratio_to_best_peer_8": 0.08,
     "start_ratio_to_torchrun": 0.5,
+    "evertrain_hang_median_s": 12.0,
+    "evertrain_stop_median_s": 12.0,
 }
 
 
@@ -76,7 +82,7 @@ def peer(name: str, launcher: Path, ranks: int) -> Tool:
     return Tool(name, command, {"TOY_SAVE": "disk", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 
 
-def measure(tool: Tool, ranks: int) -> Outcome:
+def measure(tool: Tool, ranks: int, fault: str = "kill") -> Outcome:
     """Run the job once in a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix=f"recovery-{tool.name}-"))
     events_file = folder / "events.jsonl"
@@ -84,6 +90,7 @@ def measure(tool: Tool, ranks: int) -> Outcome:
         **tool.environment,
         TOY_LOG=str(events_file),
         TOY_KILL=f"{ranks // 2}:{KILL_STEP}",
+        TOY_FAULT=fault,
         EVERTRAIN_RUN_DIR=str(folder / "runs"),
         XDG_STATE_HOME=str(folder / "state"),
     )
@@ -165,6 +172,22 @@ def _runs_behind(figure: str, outcomes: Mapping[tuple[str, int], Sequence[Outcom
     return min(len(runs) for (_, size), runs in outcomes.items() if size == ranks and runs)
 
 
+def measure_hangs(tools: Sequence[Tool], runs: int) -> dict[str, list[float]]:
+    """Seconds from hang or stop to the first new step, four ranks; by figure."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for _, (fault, tool) in interleave([(fault, tool) for fault in ("hang", "stop") for tool in tools], runs):
+        if tool.name != "evertrain" and fault == "stop":
+            continue  # SIGTERM does not reach a stopped rank: torchrun waits out its grace as well
+        try:
+            outcome = measure(tool, 4, fault)
+        except NotRecovered as error:
+            print(f"{fault}: {error}", flush=True)
+            continue
+        found[f"{tool.name}_{fault}_median_s"].append(outcome.recovery_s)
+        print(f"{fault}: {tool.name}, 4 ranks: {outcome.recovery_s:.2f} s", flush=True)
+    return found
+
+
 def main() -> int:
     flags = parser(__doc__)
     flags.add_argument("--tools", default="evertrain,torchrun,ft_launcher,dlrover", help="launchers to compare")
@@ -206,10 +229,18 @@ def main() -> int:
             flush=True,
         )
 
-    figures = figures_of(outcomes)
+    with_timeout = {"TOY_TIMEOUT_S": str(GROUP_TIMEOUT_S)}
+    patient = [
+        replace(tool, environment={**tool.environment, **({} if tool.name == "evertrain" else with_timeout)})
+        for ranks, tool in tools
+        if ranks == sizes[0] and tool.name in ("evertrain", *(() if options.quick else ("torchrun",)))
+    ]
+    hangs = measure_hangs(patient, 1 if options.quick else 3)
+    figures = {**figures_of(outcomes), **{name: median(seconds) for name, seconds in hangs.items()}}
     show(outcomes, figures)
+    samples = {name: len(hangs[name]) if name in hangs else _runs_behind(name, outcomes) for name in figures}
     peer_versions = {name: " ".join(peers.PEERS[name].requirements) for name in launchers if name in peers.PEERS}
-    write_report(options.json, figures, {name: _runs_behind(name, outcomes) for name in figures}, peer_versions)
+    write_report(options.json, figures, samples, peer_versions)
     return 1 if failed else 0
 
 

@@ -3,7 +3,8 @@
 Four layers in DDP over gloo. A step sleeps for 50 ms (TOY_SLEEP), as long as a small accelerator might compute, and
 then runs forward, backward and AdamW on the CPU. With TOY_SAVE=evertrain it saves every step to the Checkpointer; with
 TOY_SAVE=disk rank 0 saves to a file every 5 steps, as scripts without help do; with TOY_SAVE=none nothing is saved, and
-every step is reported. TOY_KILL=RANK:STEP ends that rank by SIGKILL 20 ms into that step, once.
+every step is reported. TOY_KILL=RANK:STEP ends that rank by SIGKILL 20 ms into that step, once; with TOY_FAULT=hang it
+sleeps for ever instead, with TOY_FAULT=stop it stops itself. TOY_TIMEOUT_S is the process group's timeout.
 
 Each rank appends JSON lines to the file TOY_LOG: what happened, to which rank, at what time (unix seconds).
 """
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ STEPS = int(os.environ.get("TOY_STEPS", "18"))
 SAVE = os.environ.get("TOY_SAVE", "disk")
 FOLDER = Path(os.environ["TOY_LOG"]).parent
 RANK = int(os.environ["RANK"])
+FAULT = os.environ.get("TOY_FAULT", "kill")
+TIMEOUT = timedelta(seconds=float(os.environ.get("TOY_TIMEOUT_S", "1800")))
 KILL_RANK, KILL_STEP = map(int, os.environ.get("TOY_KILL", "-1:-1").split(":"))
 SLEEP_S, KILL_AFTER_S = float(os.environ.get("TOY_SLEEP", "0.05")), 0.02
 DISK_EVERY = 5
@@ -42,8 +46,10 @@ def tell(event: str, **more: Any) -> None:
 def sleep_or_die(step: int) -> None:
     time.sleep(min(SLEEP_S, KILL_AFTER_S))
     if (RANK, step) == (KILL_RANK, KILL_STEP) and first_time():
-        tell("kill", step=step)
-        os.kill(os.getpid(), signal.SIGKILL)
+        tell("kill", step=step, fault=FAULT)
+        if FAULT == "hang":
+            time.sleep(3600)
+        os.kill(os.getpid(), signal.SIGSTOP if FAULT == "stop" else signal.SIGKILL)
     time.sleep(max(0.0, SLEEP_S - KILL_AFTER_S))
 
 
@@ -135,7 +141,7 @@ def train() -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=TIMEOUT)
     # a function of its own, so that DDP is gone before the group: in the other order torch 2.13 can hang at the end,
     # when gloo's thread wants the interpreter's lock to let go of the last gradients
     train()

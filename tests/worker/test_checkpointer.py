@@ -178,6 +178,18 @@ def test_a_step_with_a_loss_that_is_not_finite_is_not_kept(gang: Gang) -> None:
     assert "rank 0 on node-0: the loss reported at step 3 is not finite" in result.err
 
 
+def test_a_loss_that_stays_not_finite_is_said_ever_more_rarely(gang: Gang) -> None:
+    script = SMALL + (
+        "c = evertrain.Checkpointer(state); c.load()\n"
+        "for step in range(1, 101):\n"
+        "    evertrain.report(step=step, loss=float('nan'))\n"
+        "    c.save(step)\n"
+    )
+    (result,) = gang.run(script, world=1)
+    said = [line for line in result.err.splitlines() if "is not finite" in line]
+    assert len(said) == 7 and said[-1].endswith("step 64 is not finite; its state is not kept (64 in a row)")
+
+
 def test_a_failed_save_never_ends_training(gang: Gang) -> None:
     script = (
         "class Odd:\n"

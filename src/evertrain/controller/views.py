@@ -5,6 +5,7 @@ One builder serves the live API and the look at a database after the end.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -161,7 +162,8 @@ def _worker(attempt: Attempt, rank: int, node: str, page: PageReport | None, pic
         "step": step,
         "phase": "ended" if end is not None else page.phase if page is not None else "unknown",
         "collective": page.collective if page is not None else "",
-        "loss": page.loss if page is not None else None,
+        # JSON has no NaN; the rank itself says when its loss is none
+        "loss": page.loss if page is not None and page.loss is not None and math.isfinite(page.loss) else None,
     }
 
 

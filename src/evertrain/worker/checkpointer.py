@@ -60,6 +60,8 @@ class Checkpointer:
                 )
         self._state = dict(state)
         self._session = session.current
+        self._not_kept = 0
+        """Steps in a row."""
         self._slots = _Slots(self._session) if self._session is not None else None
         self._folder = Folder(store) if store is not None and self._session is None else None
         if store is not None and self._session is not None and self._session.rank == 0:
@@ -81,12 +83,13 @@ class Checkpointer:
         try:
             if current.loss_is_finite:
                 self._save(step, current)
+                self._not_kept = 0
             else:
-                _say(f"{_who(current)}: the loss reported at step {step} is not finite; its state is not kept")
+                self._tell(f"{_who(current)}: the loss reported at step {step} is not finite; its state is not kept")
         except InjectedFault:
             raise
         except Exception as error:
-            _say(f"{_who(current)} could not save step {step}: {error}; the next save tries again")
+            self._tell(f"{_who(current)} could not save step {step}: {error}; the next save tries again")
         finally:
             current.leave()
 
@@ -112,6 +115,12 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Return when everything saved is safe. Saves are complete when `save` returns, so this is now."""
+
+    def _tell(self, line: str) -> None:
+        """What holds for every step from now on is said ever more rarely."""
+        self._not_kept += 1
+        if self._not_kept.bit_count() == 1:
+            _say(line if self._not_kept == 1 else f"{line} ({self._not_kept} in a row)")
 
     def _take(self) -> Snapshot:
         state = {name: snapshot.state_of(value) for name, value in self._state.items()}

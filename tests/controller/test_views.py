@@ -1,0 +1,40 @@
+"""What a user sees of a job is JSON, whatever the ranks report."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from evertrain.controller import views
+from evertrain.decide.picture import NodePicture, Picture
+from evertrain.decide.state import fold
+from evertrain.model import records as r
+from evertrain.model.report import Identity, NodeReport, PageReport
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_none(loss: float) -> None:
+    run = r.RunStarted(
+        time=1.0, run_id="a", nodes=("n",), standby=0, nproc_per_node=1, fresh=False, start="zygote", command="t.py"
+    )
+    attempt = r.AttemptStarted(
+        time=2.0,
+        attempt=1,
+        restart_count=0,
+        placement={0: "n"},
+        keepers={"n": Identity(1, 1)},
+        master_addr="127.0.0.1",
+        master_port=1,
+        resume=None,
+        tiers={},
+        reached=None,
+    )
+    page = PageReport(
+        rank=0, attempt=1, pid=1, step=1, relative_step=1, phase="step", progress_time=3.0, resumed_time=2.0,
+        passed_time=0.0, loss=loss,
+    )  # fmt: skip
+    picture = Picture({"n": NodePicture(NodeReport(node="n", address="", pages=(page,)), connected=True, since=1.0)})
+    status = views.status(fold([run, attempt]), picture, job="j", now=4.0)
+    json.dumps(status, allow_nan=False)
+    assert status["workers"][0]["loss"] is None

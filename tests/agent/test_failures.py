@@ -22,7 +22,7 @@ def test_our_own_record_comes_first(tmp_path: Path) -> None:
     ours = {"type": "KeyError", "message": "'x'", "traceback": "…", "file": "/t.py", "line": 4, "step": 17}
     (tmp_path / "exception.json").write_text(json.dumps(ours))
     (tmp_path / "error.json").write_text(json.dumps({"message": "something else"}))
-    found = failures.error_of(tmp_path, PRINTED)
+    found = failures.error_of(tmp_path / "exception.json", tmp_path, PRINTED)
     assert found is not None
     assert found.signature() == "KeyError at /t.py:4 in step 17"
     assert found.time == (tmp_path / "exception.json").stat().st_mtime
@@ -34,22 +34,22 @@ def test_torchs_error_file_is_understood(tmp_path: Path) -> None:
             {"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": PRINTED, "timestamp": "1"}}}
         )
     )
-    found = failures.error_of(tmp_path, "")
+    found = failures.error_of(tmp_path / "exception.json", tmp_path, "")
     assert found is not None
     assert (found.type, found.message, found.file, found.line) == ("ValueError", "boom", "/jobs/train.py", 7)
 
 
 def test_a_traceback_in_stderr_is_the_last_resort(tmp_path: Path) -> None:
     (tmp_path / "stderr.log").write_bytes(b"\xff\xfe not text\n" + PRINTED.encode())
-    found = failures.error_of(tmp_path, failures.stderr_tail(tmp_path))
+    found = failures.error_of(tmp_path / "exception.json", tmp_path, failures.stderr_tail(tmp_path))
     assert found is not None
     assert (found.type, found.message, found.line) == ("ValueError", "boom: twice", 7)
 
 
 def test_nothing_left_is_nothing_known(tmp_path: Path) -> None:
-    assert failures.error_of(tmp_path, failures.stderr_tail(tmp_path)) is None
+    assert failures.error_of(tmp_path / "exception.json", tmp_path, failures.stderr_tail(tmp_path)) is None
     (tmp_path / "exception.json").write_text("{ half")
-    assert failures.error_of(tmp_path, "") is None
+    assert failures.error_of(tmp_path / "exception.json", tmp_path, "") is None
 
 
 def test_only_the_tail_of_a_long_log_is_read(tmp_path: Path) -> None:

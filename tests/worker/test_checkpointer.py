@@ -117,6 +117,24 @@ def test_killed_while_saving_leaves_the_step_before(gang: Gang) -> None:
     assert [one.said["bits"] for one in second] == wanted
 
 
+def test_what_all_have_is_kept_while_one_rank_saves_nothing(gang: Gang) -> None:
+    script = """
+join()
+state = torch.zeros(4)
+checkpointer = evertrain.Checkpointer({"state": state})
+checkpointer.load()
+for step in range(1, 12):
+    dist.barrier()
+    broken = RANK == 0 and step > 3
+    evertrain.report(step=step, loss=float("nan") if broken else 1.0)
+    checkpointer.save(step)
+"""
+    results = gang.run(script)
+    assert [one.status for one in results] == [0, 0], results[0].err
+    choice = chosen(gang)
+    assert choice is not None and choice.step == 3
+
+
 def test_goes_on_from_disk_when_memory_is_gone(gang: Gang) -> None:
     wanted = undisturbed(gang, "fsdp")
     script = TRAIN + "train('fsdp', 12)"

@@ -166,7 +166,7 @@ class Agent:
                     "restart": go.restart_count > 0 or go.resume is not None,
                     "faults": list(go.faults),
                     "fired_dir": go.fired_dir,
-                    "exception_path": str(folder / "exception.json"),
+                    "exception_path": str(self._view.exception_path(attempt.attempt, order.rank)),
                     "mesh": go.mesh,
                 },
             }

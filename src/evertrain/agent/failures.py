@@ -14,13 +14,13 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILI
 _LAST_LINE = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 
 
-def error_of(folder: Path, stderr_tail: str) -> RankError | None:
+def error_of(exception: Path, folder: Path, stderr_tail: str) -> RankError | None:
     """The exception that ended the rank whose logs lie in `folder`; None when it left none.
 
-    Sources, best first: our launcher's `exception.json`, torch's `error.json` (the `record` decorator), and a traceback
-    at the end of stderr.
+    Sources, best first: the record of our launcher (`exception`), torch's `error.json` (the `record` decorator), and a
+    traceback at the end of stderr.
     """
-    if (ours := _json(folder / "exception.json")) is not None:
+    if (ours := _json(exception)) is not None:
         return RankError(
             type=str(ours.get("type", "")),
             message=str(ours.get("message", "")),
@@ -28,7 +28,7 @@ def error_of(folder: Path, stderr_tail: str) -> RankError | None:
             file=str(ours.get("file", "")),
             line=int(ours.get("line") or 0),
             step=ours.get("step"),
-            time=_written(folder / "exception.json"),
+            time=_written(exception),
         )
     if (torchs := _json(folder / "error.json")) is not None:
         return _from_torch(torchs)

@@ -95,6 +95,10 @@ class NodeView:
     def log_folder(self, attempt: int, rank: int) -> Path:
         return Path(self._spec.log_root) / f"attempt_{attempt}" / str(rank)
 
+    def exception_path(self, attempt: int, rank: int) -> Path:
+        """In shared memory: a disk that is full must not hide why a rank failed."""
+        return self._node_dir / "pages" / f"a{attempt}-r{rank}-exception.json"
+
     @property
     def slots_dir(self) -> Path:
         return self._node_dir / "slots"
@@ -150,7 +154,7 @@ class NodeView:
                 status=found["status"],
                 time=found["time"],
                 core=found["core"],
-                error=failures.error_of(folder, tail) if looks else None,
+                error=failures.error_of(self.exception_path(attempt, rank), folder, tail) if looks else None,
                 stderr_tail=tail,
             )
         return known

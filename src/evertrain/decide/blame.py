@@ -106,14 +106,15 @@ def _node_lost(lost: list[r.RankEnd], failures: list[r.RankEnd]) -> Blame:
 
 def _left_early(early: list[r.RankEnd], attempt: Attempt, failures: list[r.RankEnd]) -> Blame:
     first = early[0]
+    named = sorted(early, key=lambda end: end.rank)
     others = failures[0].ended_time if failures else first.ended_time
     still = len(attempt.alive()) + len(failures)
     return Blame(
         fault_time=min(first.ended_time, others),
         cause="exited early with 0",
         category="user_code",
-        ranks=tuple(end.rank for end in early),
-        nodes=tuple(dict.fromkeys(end.node for end in early)),
+        ranks=tuple(end.rank for end in named),
+        nodes=tuple(dict.fromkeys(end.node for end in named)),
         confidence=0.8,
         evidence=(f"rank {first.rank} on {first.node} exited with 0 while {still} other ranks were still running",),
     )

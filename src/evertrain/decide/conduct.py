@@ -283,6 +283,10 @@ def _close(state: JobState, picture: Picture, config: Config, now: float) -> lis
             )
         if all(report is not None and report.flushed_step == step for report in reports):
             return [r.Flushed(time=now, step=step, problems=problems)]
+        if problems and all(
+            report is not None and (report.problems or report.flushed_step == step) for report in reports
+        ):
+            return [r.Flushed(time=now, step=None, problems=problems)]
         if _out_of_time(state, config, now):
             return [r.Flushed(time=now, step=None, problems=(*problems, "the flush to disk did not end in time"))]
         return []

@@ -60,7 +60,7 @@ def cause(status: int | None, error: RankError | None) -> str:
     if error is not None:
         return f"exception {error.type.rpartition('.')[2]}"
     if status < 0:
-        return f"{'killed' if status in (-9, -15) else 'crashed'} ({signal_name(-status)})"
+        return f"{'killed' if status in (-2, -9, -15) else 'crashed'} ({signal_name(-status)})"
     return f"exit code {status}"
 
 

@@ -163,8 +163,10 @@ class _Slots:
         if not self._files:
             size = sum(tensor.numel() * tensor.element_size() for tensor in taken.tensors)
             self._files = self._place(file_bytes(size + sum(map(len, taken.entries.values()))))
-        slot = self._files[slots.slot_to_overwrite([file.header for file in self._files])]
         current = self._session
+        own = [file.header for file in self._files]
+        kept = slots.newest_in_common(own, current.slots_dir, current.rank)
+        slot = self._files[slots.slot_to_overwrite(own, kept)]
         header = slots.SlotHeader(
             slots.WRITING, current.job, current.term, current.attempt, current.rank, current.world_size, step,
             time.time(),

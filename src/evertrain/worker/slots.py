@@ -105,18 +105,44 @@ def flushed_path(disk_dir: str, step: int, rank: int) -> str:
     return os.path.join(disk_dir, f"step-{step:012d}", f"r{rank}")
 
 
-def slot_to_overwrite(slots: Sequence[SlotHeader | None]) -> int:
-    """Index of the slot that the next save takes: one that holds nothing whole, else the oldest.
+Save = tuple[int, int]
+"""Attempt and step: what tells one save from another."""
+
+
+def save_in(slot: SlotHeader | None) -> Save | None:
+    """The save that lies whole in a slot."""
+    return None if slot is None or slot.state != COMPLETE else (slot.attempt, slot.step)
+
+
+def slot_to_overwrite(slots: Sequence[SlotHeader | None], kept: Save | None = None) -> int:
+    """Index of the slot that the next save takes: one that holds nothing whole, else the oldest, but never `kept`.
 
     With three slots the newest complete step and the one before it are left alone. Since ranks are at most one save
-    apart, one of the two is complete on all of them, at any instant.
+    apart, one of the two is complete on all of them, at any instant. Where that does not hold (a rank skips saves,
+    because its loss is not finite) `kept` is the newest save that all have.
     """
+    free = [index for index in range(len(slots)) if kept is None or save_in(slots[index]) != kept]
+    return min(free, key=lambda index: save_in(slots[index]) or (-1, -1))
 
-    def age(index: int) -> tuple[int, int]:
-        slot = slots[index]
-        return (-1, -1) if slot is None or slot.state != COMPLETE else (slot.attempt, slot.step)
 
-    return min(range(len(slots)), key=age)
+def newest_in_common(own: Sequence[SlotHeader | None], slots_dir: str, rank: int) -> Save | None:
+    """The newest save of ours that every other rank with slots on this node has whole as well; None: there is none."""
+    others = [name for name in _names(slots_dir) if name != f"r{rank}"]
+    for save in sorted(filter(None, map(save_in, own)), reverse=True):
+        if all(_has(os.path.join(slots_dir, other), save) for other in others):
+            return save
+    return None
+
+
+def _has(folder: str, save: Save) -> bool:
+    return any(save_in(read(os.path.join(folder, name))) == save for name in _names(folder))
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _text(raw: bytes) -> str:

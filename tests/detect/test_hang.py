@@ -52,6 +52,14 @@ def test_a_stopped_rank_is_named_even_inside_a_collective() -> None:
     assert hang is not None and (hang.kind, hang.ranks) == ("stopped", (1,))
 
 
+def test_no_start_and_no_phase_explains_a_stopped_rank() -> None:
+    starting = [outside(number, started=False, last=None, cpu_fraction=0.9) for number in (0, 1, 3)]
+    hang = find(*starting, outside(2, started=False, last=None, stopped=True))
+    assert hang is not None and (hang.kind, hang.ranks, hang.is_due) == ("stopped", (2,), True)
+    hang = find(outside(0, phase="evaluate", stopped=True), rank(1), rank(2), rank(3))
+    assert hang is not None and hang.is_due
+
+
 def test_a_rank_that_works_is_named_but_left_alone_for_long() -> None:
     evaluating = outside(0, cpu_fraction=0.98)
     hang = find(evaluating, rank(1), rank(2), rank(3))

@@ -57,10 +57,15 @@ def find_hang(
     if not seen:
         return None
     for_s = min(one.still_s for one in seen)
+    # no start-up and no declared phase explains a stopped process
+    stop_limit_s = moving_limit_s(seen, config) * stretch
+    stopped = [one for one in seen if one.stopped]
+    if stopped and for_s >= suspicion_s(stop_limit_s, config):
+        return _hang("stopped", stopped, for_s, stop_limit_s, [f"{_who(one)} is stopped (state T)" for one in stopped])
     limit_s = still_limit_s(seen, config) * stretch
     if for_s < suspicion_s(limit_s, config):
         return None
-    hang = _stopped(seen, for_s, limit_s) or _outside(seen, for_s, limit_s, config, stretch)
+    hang = _outside(seen, for_s, limit_s, config, stretch)
     return hang or (_all_inside(seen, for_s, limit_s) if len(seen) == world_size else None)
 
 
@@ -70,6 +75,11 @@ def still_limit_s(ranks: list[RankActivity], config: HangConfig) -> float:
         return config.phase_limit_s
     if not all(one.started for one in ranks):
         return config.start_limit_s
+    return moving_limit_s(ranks, config)
+
+
+def moving_limit_s(ranks: list[RankActivity], config: HangConfig) -> float:
+    """The limit of a job that has been making steps."""
     slowest_s = max((one.step_s or 0.0 for one in ranks), default=0.0)
     return max(config.still_limit_s, config.steps * slowest_s)
 
@@ -88,12 +98,6 @@ def is_idle(one: RankActivity, config: HangConfig) -> bool | None:
         and one.io_bytes_s < config.idle_io_bytes_s
         and one.faults_s < config.idle_faults_s
     )
-
-
-def _stopped(seen: list[RankActivity], for_s: float, limit_s: float) -> Hang | None:
-    found = [one for one in seen if one.stopped]
-    evidence = [f"{_who(one)} is stopped (state T)" for one in found]
-    return _hang("stopped", found, for_s, limit_s, evidence) if found else None
 
 
 def _outside(seen: list[RankActivity], for_s: float, limit_s: float, config: HangConfig, stretch: float) -> Hang | None:

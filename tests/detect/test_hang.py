@@ -75,6 +75,12 @@ def test_io_and_faults_are_work_too() -> None:
         assert hang is not None and hang.kind == "busy"
 
 
+def test_somebody_at_a_debuggers_prompt_is_at_work() -> None:
+    hang = find(outside(0, reads_stdin=True), rank(1), rank(2), rank(3))
+    assert hang is not None and (hang.kind, hang.is_due) == ("busy", False)
+    assert "waits for its standard input" in hang.evidence[0]
+
+
 def test_nobody_is_judged_before_anybody_has_looked() -> None:
     unknown = {"cpu_fraction": None, "io_bytes_s": None, "faults_s": None}
     assert find(outside(0, **unknown), rank(1), rank(2), rank(3)) is None

@@ -23,7 +23,7 @@ def start() -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(code: str) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
+        started.append(subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         assert started[-1].stdout is not None
         started[-1].stdout.readline()
         return started[-1]
@@ -78,6 +78,12 @@ def test_a_stopped_process_is_seen_to_be(start: Start) -> None:
     eventually(lambda: _usage(process.pid).stopped, "it is stopped", within_s=5)
     process.send_signal(signal.SIGCONT)
     eventually(lambda: not _usage(process.pid).stopped, "it goes on", within_s=5)
+
+
+def test_waiting_for_somebody_to_type_is_seen(start: Start) -> None:
+    process = start("print(flush=True); input()")
+    eventually(lambda: _usage(process.pid).reads_stdin, "it reads", within_s=5)
+    assert not _usage(os.getpid()).reads_stdin
 
 
 def test_a_process_that_is_gone_is_none() -> None:

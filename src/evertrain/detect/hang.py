@@ -91,6 +91,8 @@ def suspicion_s(limit_s: float, config: HangConfig) -> float:
 
 def is_idle(one: RankActivity, config: HangConfig) -> bool | None:
     """Whether the rank's process tree does nothing; None when nobody has looked."""
+    if one.reads_stdin:
+        return False  # somebody at a debugger's prompt is at work
     if one.cpu_fraction is None or one.io_bytes_s is None or one.faults_s is None:
         return None
     return (
@@ -175,9 +177,9 @@ def _stands(one: RankActivity, waited: Operation | None) -> str:
 
 
 def _works(one: RankActivity, waited: Operation | None) -> str:
-    cpu = f"{(one.cpu_fraction or 0) * 100:.0f} % of a core"
+    how = "waits for its standard input" if one.reads_stdin else f"{(one.cpu_fraction or 0) * 100:.0f} % of a core"
     return (
-        f"{_who(one)} has worked for {one.still_s:.0f} s without a step ({cpu}){_missing(waited)}; "
+        f"{_who(one)} has worked for {one.still_s:.0f} s without a step ({how}){_missing(waited)}; "
         'if it should, declare it: `with evertrain.phase("…"):`'
     )
 

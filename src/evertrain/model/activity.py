@@ -37,6 +37,8 @@ class RankActivity(msgspec.Struct, frozen=True, kw_only=True):
     """Every thread is stopped (state T)."""
     uninterruptible: bool = False
     """Its main thread sleeps in the kernel and heeds no signal (state D)."""
+    reads_stdin: bool = False
+    """It waits for somebody to type."""
     cpu_fraction: float | None = None
     """CPU use of its whole process tree, in cores."""
     io_bytes_s: float | None = None

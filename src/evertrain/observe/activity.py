@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+_READ = ("0", "63")
+"""The system call's number on x86-64 and on arm64."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -26,6 +28,8 @@ class Usage(msgspec.Struct, frozen=True):
     """Every thread of the rank's own process is stopped or traced."""
     uninterruptible: bool
     """The rank's main thread sleeps in the kernel and heeds no signal (state D)."""
+    reads_stdin: bool
+    """It waits for somebody to type: a debugger's prompt."""
 
 
 def usage(pid: int) -> Usage | None:
@@ -50,6 +54,7 @@ def usage(pid: int) -> Usage | None:
         processes=count,
         stopped=own[0] in "Tt" and all(state in "Tt" for state in _thread_states(pid)),
         uninterruptible=own[0] == "D",
+        reads_stdin=_reads_stdin(pid),
     )
 
 
@@ -84,6 +89,15 @@ def _io(pid: int) -> int:
         return 0
     values = {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
     return values.get("rchar", 0) + values.get("wchar", 0) + values.get("read_bytes", 0)
+
+
+def _reads_stdin(pid: int) -> bool:
+    """Whether the main thread is in read(0, …); False where the kernel does not tell."""
+    try:
+        number, first, *_ = Path(f"/proc/{pid}/syscall").read_text().split()
+    except (OSError, ValueError):
+        return False
+    return number in _READ and first == "0x0"
 
 
 def _thread_states(pid: int) -> list[str]:

@@ -22,6 +22,10 @@ from support.waiting import eventually
 FAKE = Path(__file__).with_name("fake.py")
 
 
+def _hang_up_as_usual() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Run:
     """One `evertrain run --job fake…` in its own folder."""
 
@@ -31,7 +35,14 @@ class Run:
         self.environ = environ
         command = [sys.executable, str(FAKE), "drive", "run", "--job", name, *words, str(folder / "train.py")]
         self.process = subprocess.Popen(
-            command, cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command,
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # tests that run under nohup must not hand that on: what is ignored stays ignored
+            preexec_fn=_hang_up_as_usual,
         )
 
     def end(self, timeout_s: float = 20.0) -> tuple[int, bytes, str]:

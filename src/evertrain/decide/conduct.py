@@ -44,9 +44,7 @@ def _node_states(state: JobState, picture: Picture, config: Config, now: float) 
             continue
         stuck = [rank for attempt in report.attempts for rank in attempt.ranks if rank.state == "stuck"]
         if stuck:
-            because = (
-                f"rank {stuck[0].rank} (pid {stuck[0].pid}) outlives SIGKILL by {config.restart.stuck_kill_s:.0f} s"
-            )
+            because = f"rank {stuck[0].rank} (pid {stuck[0].pid}) is still there after SIGKILL"
             wanted = r.NodeChanged(time=now, node=node, state="unusable", because=because)
         else:
             role = "standby" if node in standbys else "active"

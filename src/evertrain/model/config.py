@@ -21,10 +21,6 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One rank has exited with 0: the others may stand without progress for so long before the attempt is ended."""
     leave_s: float = 15.0
     """All scripts are over: so long may a process take for its last steps before it is ended; its work is done."""
-    stuck_kill_s: float = 5.0
-    """A process alive so long after SIGKILL makes its node unusable."""
-    late_record_s: float = 2.0
-    """A lost connection accuses nobody; so long the controller waits for the record of the rank that died first."""
     node_return_s: float = 300.0
     """So long may a node that is needed stay away before the job ends."""
 
@@ -61,13 +57,6 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """So often it looks at the telemetry pages of its ranks."""
 
 
-class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where checkpoints live."""
-
-    shared_memory_fraction: float = 0.8
-    """Slots go to disk when they would fill the free shared memory beyond this."""
-
-
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole tree."""
 
@@ -76,4 +65,3 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     restart: RestartConfig = RestartConfig()
     hang: HangConfig = HangConfig()
     agent: AgentConfig = AgentConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from signal import Signals
 
-from evertrain.model.report import Exit, RankError
+from evertrain.model.report import RankError
 
 # errors of torch.distributed say that *something* in the group failed, never that this rank did
 _FOLLOWER_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
@@ -83,9 +83,3 @@ def signal_name(number: int) -> str:
         return Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def describe(exit: Exit) -> str:
-    """One line of evidence."""
-    text = cause(exit.status, exit.error)
-    return f"{text}: {exit.error.message.strip().splitlines()[0][:200]}" if exit.error and exit.error.message else text

@@ -2,8 +2,7 @@
 
     EvertrainError
     ├── UsageError          the user asked for something that cannot be: one line, exit code 2
-    ├── TroubleError        the machine does not give what is needed: one line, exit code 1
-    └── StaleError          a message, page or checkpoint of an older term or attempt
+    └── TroubleError        the machine does not give what is needed: one line, exit code 1
 
 Each message names the rank or node where there is one, and the next step for the user.
 """
@@ -19,7 +18,3 @@ class UsageError(EvertrainError):
 
 class TroubleError(EvertrainError):
     """The command was right but the machine cannot do it now."""
-
-
-class StaleError(EvertrainError):
-    """Sent by something that has been replaced; it must not be obeyed."""

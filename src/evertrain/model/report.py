@@ -205,7 +205,3 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     heartbeat_s: float = 1.0
     eager: bool = False
     """Report every change of a page at once: something waits for a step."""
-
-
-ToController = Report
-ToAgent = Desired

@@ -18,7 +18,7 @@ def wants(number: int, phase: Any, **more: Any) -> DesiredAttempt:
         go = Go(
             master_addr="localhost", master_port=1, world_size=2, group_rank=0, group_world_size=1, local_world_size=2,
             restart_count=0, max_restarts=0, role="default", signals_to_handle="", virtual_local_rank=False,
-            mesh=None, resume=None, reached=None, faults=(), fired_dir="", ranks=(),
+            mesh=None, resume=None, reached=None, faults=(), ranks=(),
         )  # fmt: skip
     return DesiredAttempt(attempt=number, phase=phase, ranks=(0, 1), store=True, go=go, **more)
 

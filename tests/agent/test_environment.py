@@ -10,7 +10,7 @@ def go(*, virtual: bool = False) -> Go:
     return Go(
         master_addr="localhost", master_port=29123, world_size=8, group_rank=1, group_world_size=2, local_world_size=4,
         restart_count=2, max_restarts=0, role="trainer", signals_to_handle="SIGTERM", virtual_local_rank=virtual,
-        mesh=None, resume=None, reached=None, faults=(), fired_dir="", ranks=(),
+        mesh=None, resume=None, reached=None, faults=(), ranks=(),
     )  # fmt: skip
 
 

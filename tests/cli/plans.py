@@ -8,7 +8,7 @@ from typing import Any
 
 from evertrain.cli.console import Console
 from evertrain.cli.plan import Plan
-from evertrain.cli.sizes import Nodes
+from evertrain.cli.sizes import played
 from evertrain.model.config import Config
 from evertrain.model.spec import Command
 
@@ -17,7 +17,10 @@ def plan(root: Path, **different: Any) -> Plan:
     usual: dict[str, Any] = {
         "job": "job",
         "command": Command(kind="script", target="train.py"),
-        "nodes": Nodes(1, 0),
+        "named": True,
+        "nodes": played(1),
+        "machines": None,
+        "devices": {},
         "nproc": 2,
         "start": "zygote",
         "python": sys.executable,
@@ -32,6 +35,7 @@ def plan(root: Path, **different: Any) -> Plan:
         "local_addr": None,
         "virtual_local_rank": False,
         "listen_port": 0,
+        "token_file": None,
         "root": root,
         "log_dir": None,
         "console": Console(),

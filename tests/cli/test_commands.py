@@ -61,7 +61,7 @@ def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
         (("run", "--nproc_per_nod=2", "train.py"), "did you mean --nproc-per-node?"),
         (("run", "--mesh", "dp=3", "train.py"), "--mesh dp=3: 3 = 3 ranks, but there are 1"),
         (("run", "--inject", "kil:rank=0", "train.py"), "unknown fault 'kil'"),
-        (("run", "--nnodes", "2", "train.py"), "several machines are not supported by this version"),
+        (("run", "--nnodes", "2", "train.py"), "needs --rdzv-endpoint HOST:PORT on every node"),
         (("status", "--jsno"), "unknown flag --jsno; did you mean --json?"),
         (("incidents", "first"), "'first' is not the number of an incident"),
         (("clean", "all"), "unexpected argument 'all'"),

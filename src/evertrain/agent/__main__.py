@@ -40,6 +40,7 @@ async def _serve(spec: AgentSpec, token: str) -> None:
     agent = Agent(spec, token)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, agent.over.set)
+    loop.add_signal_handler(signal.SIGUSR1, agent.leave_alone, "stopped, and the first node cannot be told")
     if spec.owner_fd is not None:
         loop.add_reader(spec.owner_fd, _owner_gone, loop, spec, agent)
     await agent.run()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from evertrain.agent import commands, environment
+from evertrain.agent import commands, departure, environment
 from evertrain.agent.controller_link import ControllerLink
 from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.node import NodeView
@@ -24,8 +24,6 @@ from evertrain.model.spec import AgentSpec
 from evertrain.worker import page
 
 _log = logging.getLogger(__name__)
-
-_SHUTDOWN_S = 10.0
 
 
 class Agent:
@@ -41,6 +39,7 @@ class Agent:
         self._look_again = asyncio.Event()
         self._flush: asyncio.Task[None] | None = None
         self._avoided_zygote = False
+        self._leaving: asyncio.Task[None] | None = None
         self.over = asyncio.Event()
 
     async def run(self) -> None:
@@ -80,9 +79,10 @@ class Agent:
         sent_time = 0.0
         while True:
             changed, self._changed = self._changed, False
-            if changed:
+            if changed and self._leaving is None:
                 self._act()
             self._view.look(self._keeper.state)
+            self._notice_loneliness()
             if self._view.env_changed and not self._avoided_zygote:
                 self._avoid_zygote()
             order = self._order
@@ -107,7 +107,7 @@ class Agent:
         if order is None:
             return
         if order.shutdown:
-            self._leave(order)
+            self._leave(departure.by_order(order, self._spec, self._keeper, self._view.slots_dir))
             return
         if order.flush_step is not None and order.flush_step != self._view.flushed_step and self._flush is None:
             self._flush = asyncio.create_task(self._flush_to_disk(order, order.flush_step))
@@ -120,14 +120,22 @@ class Agent:
             # no page, no go: the next turn tries again, and the user reads why nothing starts
             self._trouble(f"telemetry pages and logs cannot be made: {error}")
 
-    def _leave(self, order: Desired) -> None:
-        if self._keeper.state is None:
-            self.over.set()
-            return
-        if order.discard_checkpoints:
-            shutil.rmtree(self._spec.disk_dir, ignore_errors=True)
-        self._keeper.send({"do": "shutdown", "term": order.term})
-        asyncio.get_running_loop().call_later(_SHUTDOWN_S, self.over.set)
+    def _leave(self, departing: Coroutine[Any, Any, None]) -> None:
+        self._leaving = asyncio.create_task(departing)
+        self._leaving.add_done_callback(lambda _: self.over.set())
+
+    def leave_alone(self, because: str) -> None:
+        """Leave the job without the controller, once."""
+        if self._leaving is None:
+            self._leave(departure.alone(because, self._spec, self._keeper, self._view.slots_dir, self._controller.term))
+
+    def _notice_loneliness(self) -> None:
+        """A controller that is away is no reason to do anything while ranks make progress."""
+        if self._controller.other_run:
+            self.leave_alone("the first node has started the job anew")
+        limit_s, away_s = self._spec.lost_s, self._controller.away_s
+        if limit_s is not None and min(away_s, self._view.idle_s) > limit_s:
+            self.leave_alone(f"the first node has not been reached for {away_s:.0f} s, and training stands")
 
     def _go_lines(self, attempt: DesiredAttempt) -> dict[str, Any]:
         """Make the pages and say to each rank who it is."""
@@ -144,6 +152,8 @@ class Agent:
                 )
             folder = self._view.log_folder(attempt.attempt, order.rank)
             folder.mkdir(parents=True, exist_ok=True)
+            # nodes may share this folder; each shows the output of its own ranks
+            (folder / "node").write_text(spec.node)
             lines[str(order.rank)] = {
                 "env": environment.of_rank(go, order, spec.job, str(folder / "error.json"), os.environ),
                 "stdout": str(folder / "stdout.log"),
@@ -165,7 +175,7 @@ class Agent:
                     "reached": go.reached,
                     "restart": go.restart_count > 0 or go.resume is not None,
                     "faults": list(go.faults),
-                    "fired_dir": go.fired_dir,
+                    "fired_dir": spec.fired_dir,
                     "exception_path": str(self._view.exception_path(attempt.attempt, order.rank)),
                     "mesh": go.mesh,
                 },

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 
 import aiohttp
 import msgspec
 
-from evertrain.model.report import Desired, Report
+from evertrain.model.report import OTHER_RUN, Desired, Report
 
 _log = logging.getLogger(__name__)
 
 _decoder = msgspec.msgpack.Decoder(Desired)
 _encoder = msgspec.msgpack.Encoder()
 
+_PING_S = 10.0
+"""A machine that vanished says nothing; half of this without an answer, and the connection is given up."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 2.0
 _MAX_FRAME_BYTES = 16 << 20
 
@@ -36,10 +39,15 @@ class ControllerLink:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._report: Callable[[], Report] | None = None
         self.term = 0
+        self.other_run = False
+        """The controller serves another run of the job by now."""
+        self._left_time = time.monotonic()
 
     @property
-    def connected(self) -> bool:
-        return self._socket is not None and not self._socket.closed
+    def away_s(self) -> float:
+        """For so long there has been no connection."""
+        is_here = self._socket is not None and not self._socket.closed
+        return 0.0 if is_here else time.monotonic() - self._left_time
 
     async def run(self, report: Callable[[], Report]) -> None:
         """Stay connected, and say hello with a report each time; never returns."""
@@ -49,7 +57,7 @@ class ControllerLink:
             while True:
                 try:
                     async with session.ws_connect(
-                        self._url, heartbeat=30.0, max_msg_size=_MAX_FRAME_BYTES, compress=0
+                        self._url, heartbeat=_PING_S, max_msg_size=_MAX_FRAME_BYTES, compress=0
                     ) as socket:
                         self._socket = socket
                         retry_s = _FIRST_RETRY_S
@@ -58,6 +66,8 @@ class ControllerLink:
                 except (TimeoutError, aiohttp.ClientError, OSError) as error:
                     _log.debug("no controller: %s", error)
                 finally:
+                    if self._socket is not None:
+                        self._left_time = time.monotonic()
                     self._socket = None
                 # many agents must not come back in the same instant
                 await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
@@ -86,3 +96,4 @@ class ControllerLink:
                 continue
             self.term = order.term
             self._on_order(order)
+        self.other_run = socket.close_code == OTHER_RUN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,15 @@ class NodeView:
         self._readers: dict[tuple[int, int], pages.Reader] = {}
         self._views: tuple[pages.PageView, ...] = ()
         self._activities: tuple[RankActivity, ...] = ()
+        self._running = 0
         self._blind: tuple[str, ...] = ()
+
+    @property
+    def idle_s(self) -> float:
+        """For so long no rank of this node has made progress; endless where none runs."""
+        if len(self._activities) < self._running:
+            return 0.0
+        return min((one.still_s for one in self._activities), default=inf)
 
     @property
     def stands_still(self) -> bool:
@@ -86,6 +95,7 @@ class NodeView:
             problems=tuple(self.problems[-5:]),
             blind=self._blind,
             env_changed=self.env_changed,
+            owner_gone=state["owner_gone"],
             memory_is_tight=self._memory_is_tight(),
         )
 
@@ -184,7 +194,7 @@ class NodeView:
         for reader in known.values():
             reader.close()
         self._views, self._blind = tuple(views), tuple(blind)
-        self._activities = self._watch.look(running)
+        self._activities, self._running = self._watch.look(running), len(running)
 
     def _read_copies(self, state: dict[str, Any], order: Desired | None) -> None:
         """List the checkpoints once nothing writes to them any more; a list read earlier would be stale."""

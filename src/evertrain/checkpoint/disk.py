@@ -71,6 +71,33 @@ def flush(paths: Iterable[str | os.PathLike[str]], disk_dir: str | os.PathLike[s
     return ()
 
 
+def flush_all(
+    slots_dir: str | os.PathLike[str], disk_dir: str | os.PathLike[str]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Write every step that memory holds to disk, for a node that cannot know which one all nodes share.
+
+    Returns the steps that are on disk then, and what went wrong. Of two runs of one step the later one counts; a step
+    that is there already for more ranks is left as it is.
+    """
+    held: dict[int, dict[int, SlotInfo]] = {}
+    for slot in sorted(slots.list(slots_dir), key=lambda slot: slot.attempt):
+        held.setdefault(slot.step, {})[slot.rank] = slot
+    there: dict[int, dict[int, int]] = {}
+    for copy in list(disk_dir):
+        there.setdefault(copy.step, {})[copy.rank] = copy.attempt
+    steps: set[int] = set()
+    problems: tuple[str, ...] = ()
+    for step, ranks in sorted(held.items()):
+        known = there.get(step, {})
+        if known.keys() <= ranks.keys() and any(known.get(rank) != slot.attempt for rank, slot in ranks.items()):
+            found = flush([slot.path for slot in ranks.values()], disk_dir)
+            problems += found
+            if found:
+                continue
+        steps.add(step)
+    return tuple(sorted(steps)), tuple(dict.fromkeys(problems))
+
+
 def discard_before(attempt: int, disk_dir: str | os.PathLike[str]) -> None:
     """Remove what an earlier life of the job has left: its higher steps would crowd out the new life's."""
     folder = os.fspath(disk_dir)

@@ -65,7 +65,7 @@ def _is_empty_of_steps(folder: Path, say: Callable[[str], None], here: Path | No
     if rescued is None:
         return True
     if not rescued.problems:
-        say(f"step {rescued.step} of job {rescued.job}, whose processes were killed, is on disk now")
+        say(f"{_steps(rescued)} of job {rescued.job}, whose processes were killed, is on disk now")
         return True
     if rescued.run_dir != here:
         say(_lost(rescued, folder))
@@ -77,7 +77,11 @@ def _is_empty_of_steps(folder: Path, say: Callable[[str], None], here: Path | No
 
 def _lost(rescued: Rescue, folder: Path) -> str:
     why = "; ".join(dict.fromkeys(rescued.problems))
-    return f"step {rescued.step} of job {rescued.job} lies in {folder} only and cannot be brought to disk ({why})"
+    return f"{_steps(rescued)} of job {rescued.job} lies in {folder} only and cannot be brought to disk ({why})"
+
+
+def _steps(rescued: Rescue) -> str:
+    return f"step {', '.join(map(str, rescued.steps))}"
 
 
 def is_owned(folder: Path) -> bool:

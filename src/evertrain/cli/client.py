@@ -16,6 +16,16 @@ class Unreachable(Exception):
 class Refused(Unreachable):
     """Somebody answers, but not what was asked."""
 
+    def __init__(self, asked: str, status: int, content: bytes) -> None:
+        self.status = status
+        try:
+            body = json.loads(content)
+        except ValueError:
+            body = {}
+        self.body: dict[str, Any] = body if isinstance(body, dict) else {}
+        self.reason = str(self.body.get("error") or content[:200].decode(errors="replace"))
+        super().__init__(f"{asked}: {status} {self.reason}")
+
 
 class Client:
     """Not for several threads at once."""
@@ -41,7 +51,7 @@ class Client:
             answer = self._connection.getresponse()
             content = answer.read()
             if answer.status >= 300:
-                raise Refused(f"{method} {path}: {answer.status} {content[:200].decode(errors='replace')}")
+                raise Refused(f"{method} {path}", answer.status, content)
             return json.loads(content)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()

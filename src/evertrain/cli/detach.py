@@ -25,9 +25,9 @@ def into_background(here: Places, serve: Callable[[Callable[[], None]], int]) ->
     with open(report, "rb") as reading:
         said = reading.read()
     if said != READY:
-        raise TroubleError(said.decode(errors="replace") or f"the job did not start; see {here.log('run')}")
+        raise TroubleError(said.decode(errors="replace") or f"the job did not start; see {here.run_log}")
     print(f"evertrain: job {here.job} runs in the background")
-    print(f"  watch   evertrain status --job {here.job}    tail -F {here.log('run')}")
+    print(f"  watch   evertrain status --job {here.job}    tail -F {here.run_log}")
     print(f"  stop    evertrain stop --job {here.job}")
     return 0
 
@@ -57,7 +57,7 @@ def _redirect(here: Places) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     nothing = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(here.log("run"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(here.run_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(nothing, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)

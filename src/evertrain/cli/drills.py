@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evertrain.cli.plan import node_name
 from evertrain.worker import faults
 
 
@@ -27,7 +26,13 @@ class Drill:
     text: str
     kind: str
     node: str
+    """Its name or its number."""
     at: int
+
+    def name(self, nodes: Sequence[str]) -> str:
+        """Of the node that is meant, where these are all nodes in their order."""
+        number = int(self.node) if self.node.isdigit() else -1
+        return nodes[number] if 0 <= number < len(nodes) else self.node
 
     def due(self, step: int | None) -> bool:
         return step is not None and step >= self.at
@@ -36,7 +41,7 @@ class Drill:
 def waiting(texts: Sequence[str]) -> list[Drill]:
     parsed = [(index, faults.parse(text)) for index, text in enumerate(texts)]
     return [
-        Drill(index, fault.text, fault.kind, node_name(fault.node or ""), fault.at if fault.at is not None else 1)
+        Drill(index, fault.text, fault.kind, fault.node or "", fault.at if fault.at is not None else 1)
         for index, fault in parsed
         if fault.on_node
     ]

@@ -84,12 +84,18 @@ def _add_rendezvous_flags(parser: Parser) -> None:
         where, "--rdzv-id", also=("--job",), metavar="NAME", help="name of the job (default: from script and folder)"
     )
     _option(where, "--rdzv-backend", default="static", metavar="NAME", help="without effect")
-    _option(where, "--rdzv-endpoint", default="", metavar="HOST:PORT", help="where the job is served")
+    _option(
+        where, "--rdzv-endpoint", default="", metavar="HOST:PORT", help="several machines: address of the first one"
+    )
     _option(where, "--rdzv-conf", default="", metavar="KEY=VALUE,...", help="read, nothing in it is needed")
     _switch(where, "--standalone", help="one machine, free ports")
     _option(where, "--master-addr", default="127.0.0.1", metavar="HOST", help="MASTER_ADDR of the ranks")
     _option(where, "--master-port", type=int, metavar="PORT", help="MASTER_PORT of the ranks (default: a free one)")
     _option(where, "--local-addr", metavar="HOST", help="address of this node")
+    where.add_argument(
+        "--token-file", "--token_file", metavar="FILE",
+        help="several machines: the secret they share (or EVERTRAIN_TOKEN; default: the first makes one)",
+    )  # fmt: skip
 
 
 def _add_restart_flags(parser: Parser) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from evertrain.cli.children import Role
 from evertrain.cli.places import Places
 from evertrain.cli.plan import Plan
-from evertrain.model.errors import TroubleError
+from evertrain.model.errors import TroubleError, UsageError
 from evertrain.model.spec import AgentSpec, ControllerSpec, KeeperSpec
 
 LOOPBACK = "127.0.0.1"
@@ -44,6 +44,19 @@ def check_master_port(port: int | None) -> None:
         ) from error
 
 
+def token(plan: Plan, environ: Mapping[str, str]) -> str | None:
+    """The secret that the user has given, if any."""
+    if plan.token_file is None:
+        return environ.get("EVERTRAIN_TOKEN") or None
+    try:
+        secret = plan.token_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file {plan.token_file}: {getattr(error, 'strerror', None) or error}") from error
+    if not secret:
+        raise UsageError(f"--token-file {plan.token_file} is empty")
+    return secret
+
+
 def keeper(plan: Plan, here: Places, node: str, environ: Mapping[str, str], owner: int | None) -> Role:
     spec = KeeperSpec(
         job=here.job,
@@ -67,7 +80,7 @@ def keeper(plan: Plan, here: Places, node: str, environ: Mapping[str, str], owne
         spec=file,
         content=msgspec.json.encode(spec),
         log=here.log(f"keeper-{node}"),
-        environ=environ,
+        environ={**environ, **plan.devices.get(node, {})},
         descriptors=_passed(owner),
         stale=(here.node_dir(node) / "keeper.sock",),
         stdin=True,
@@ -86,9 +99,11 @@ def controller(
         token_file=str(here.own_token),
         run_folder=str(here.run_folder),
         listen_fd=listener.fileno(),
-        url=url_of(listener),
+        url=plan.machines.url if plan.machines is not None else url_of(listener),
         nodes=plan.nodes.names,
         standby=plan.nodes.standby,
+        seats=plan.machines.seats if plan.machines is not None else None,
+        node_rank=plan.machines.node_rank if plan.machines is not None else None,
         nproc_per_node=plan.nproc,
         command=plan.command,
         start=plan.start,
@@ -117,7 +132,9 @@ def controller(
     )
 
 
-def agent(plan: Plan, here: Places, node: str, url: str, environ: Mapping[str, str], owner: int | None) -> Role:
+def agent(
+    plan: Plan, here: Places, node: str, url: str, environ: Mapping[str, str], owner: int | None, address: str
+) -> Role:
     spec = AgentSpec(
         job=here.job,
         run_id=here.run_id,
@@ -127,7 +144,10 @@ def agent(plan: Plan, here: Places, node: str, url: str, environ: Mapping[str, s
         log_root=str(here.log_root),
         controller_url=url,
         token_file=str(here.own_token),
-        address=plan.local_addr or LOOPBACK,
+        address=address,
+        fired_dir=str(here.fired()),
+        result_file=str(here.own_result) if here.member else "",
+        lost_s=plan.config.machines.lost_s if here.member else None,
         owner_fd=owner,
         grace_s=plan.config.grace_s,
     )
@@ -138,14 +158,14 @@ def agent(plan: Plan, here: Places, node: str, url: str, environ: Mapping[str, s
         spec=file,
         content=msgspec.json.encode(spec),
         log=here.log(f"agent-{node}"),
-        environ=environ,
+        environ={**environ, **plan.devices.get(node, {})},
         descriptors=_passed(owner),
     )
 
 
 def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{host}:{port}"
+    """For the processes of this machine."""
+    return f"http://{LOOPBACK}:{listener.getsockname()[1]}"
 
 
 def _passed(owner: int | None) -> tuple[int, ...]:

@@ -67,8 +67,14 @@ def ask(job: KnownJob, *paths: str) -> list[Any] | None:
 
 
 def lives(job: KnownJob) -> bool:
-    """Whether any process of the job still runs on this machine."""
-    return bool(processes.living(job.processes))
+    """Whether any process of the job still runs; where it is served by another machine, whether that one answers."""
+    if job.boot_id == processes.boot_id():
+        return bool(processes.living(job.processes))
+    try:
+        client.of_run_dir(job.run_dir).get("/healthz")
+    except client.Unreachable:
+        return False
+    return True
 
 
 def _from_log(job: KnownJob) -> Look:

@@ -58,9 +58,9 @@ def _dispatch(words: list[str]) -> int:
         return 0 if words else 2
     command, rest = words[0], words[1:]
     if command in ("-V", "--version"):
-        from importlib.metadata import version
+        from evertrain.model import version
 
-        print(f"evertrain {version('evertrain')}")
+        print(f"evertrain {version.own()}")
         return 0
     if command.startswith("-"):
         known = ("--help", "--version")

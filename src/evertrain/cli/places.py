@@ -4,7 +4,8 @@
     node-local dir  the run dir, or /var/tmp/evertrain-<uid>/… where that is on a network file system: lock, database
     run folder      /dev/shm/evertrain-<uid>/<run_id>/       one folder a node: socket, pages, checkpoint slots
 
-`job.json` in the run dir tells the other commands all of this.
+`job.json` in the run dir tells the other commands all of this. Where the job has nodes on several machines the run dir
+may be one that they share: what is a machine's own carries the node's name (`of` with `member`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evertrain.cli import mounts
+from evertrain.cli import mounts, processes
 from evertrain.cli.memory import SHARED_MEMORY
 from evertrain.cli.plan import Plan
 from evertrain.model.errors import TroubleError
@@ -34,6 +35,12 @@ class Places:
     local_dir: Path
     run_folder: Path
     log_root: Path
+    member: str = ""
+    """This node's name, where the job is served by another one."""
+
+    @property
+    def _suffix(self) -> str:
+        return f"-{self.member}" if self.member else ""
 
     @property
     def database(self) -> Path:
@@ -41,7 +48,7 @@ class Places:
 
     @property
     def lock(self) -> Path:
-        return self.local_dir / "lock"
+        return self.local_dir / f"lock{self._suffix}"
 
     @property
     def token(self) -> Path:
@@ -49,7 +56,7 @@ class Places:
 
     @property
     def result(self) -> Path:
-        return self.run_dir / "result.json"
+        return self.own_result if self.member else self.run_dir / "result.json"
 
     @property
     def own_token(self) -> Path:
@@ -63,7 +70,7 @@ class Places:
 
     @property
     def processes(self) -> Path:
-        return self.run_dir / "processes"
+        return self.run_dir / f"processes{self._suffix}"
 
     def node_dir(self, node: str) -> Path:
         return self.run_folder / node
@@ -74,6 +81,11 @@ class Places:
     def log(self, name: str) -> Path:
         return self.run_dir / "logs" / f"{name}.log"
 
+    @property
+    def run_log(self) -> Path:
+        """What `run` prints in the background."""
+        return self.log(f"run{self._suffix}")
+
     def fired(self) -> Path:
         """Drills that have been done, one file each, so that none is done twice."""
         return self.run_dir / f"fired-{self.run_id}"
@@ -83,7 +95,7 @@ def user_folder() -> Path:
     return SHARED_MEMORY / f"evertrain-{os.getuid()}"
 
 
-def of(plan: Plan, run_id: str, mount_table: str | None = None) -> Places:
+def of(plan: Plan, run_id: str, mount_table: str | None = None, *, member: str = "") -> Places:
     """Names only; nothing is made yet."""
     run_dir = plan.root / plan.job
     local_dir = run_dir
@@ -91,7 +103,9 @@ def of(plan: Plan, run_id: str, mount_table: str | None = None) -> Places:
         folder = hashlib.sha256(os.path.realpath(run_dir).encode()).hexdigest()[:8]
         local_dir = NODE_LOCAL / f"evertrain-{os.getuid()}" / f"{plan.job}-{folder}"
     log_root = plan.log_dir / run_id if plan.log_dir is not None else run_dir / "logs"
-    return Places(plan.job, run_id, run_dir, local_dir, user_folder() / run_id, log_root)
+    # two nodes of one job may be on one machine
+    run_folder = user_folder() / (f"{run_id}.{member}" if member else run_id)
+    return Places(plan.job, run_id, run_dir, local_dir, run_folder, log_root, member)
 
 
 def make_run_dir(places: Places) -> None:
@@ -160,6 +174,9 @@ def write_job(places: Places, plan: Plan, url: str) -> None:
             "lock": str(places.lock),
             "log_root": str(places.log_root),
             "run_folder": str(places.run_folder),
+            "processes": str(places.processes),
+            "boot_id": processes.boot_id(),
+            "member": places.member,
             "url": url,
             "detached": plan.detach,
             "grace_s": plan.config.grace_s,

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evertrain.cli import config, console, identity, mesh, sizes, torch_version
+from evertrain.cli import config, console, identity, machines, mesh, sizes, torch_version
 from evertrain.cli.flags import WITHOUT_EFFECT, was_given
+from evertrain.cli.machines import Machines
 from evertrain.model.config import Config
 from evertrain.model.errors import UsageError
 from evertrain.model.spec import Command, StartMode
@@ -26,7 +27,13 @@ from evertrain.worker import faults
 class Plan:
     job: str
     command: Command
+    named: bool
+    """Whether the user named the job."""
     nodes: sizes.Nodes
+    machines: Machines | None
+    """Where the job has nodes on several machines."""
+    devices: Mapping[str, dict[str, str]]
+    """By node, what it adds to the environment so that the nodes of one machine share its GPUs out."""
     nproc: int
     """Ranks of each node."""
     start: StartMode
@@ -44,6 +51,7 @@ class Plan:
     local_addr: str | None
     listen_port: int
     """Of the controller; 0: any."""
+    token_file: Path | None
     root: Path
     """Where job folders lie."""
     log_dir: Path | None
@@ -70,14 +78,23 @@ def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
     settings = config.from_flags(args)
     command = _command(args)
     python = interpreter(args.python, environ)
-    nodes = sizes.nodes(args)
-    nproc = sizes.ranks_per_node(args.nproc_per_node, python, environ)
+    several = machines.from_flags(args, environ, sizes.seats(args))
+    if several is not None:
+        nodes = sizes.Nodes(several.seats.most, several.seats.standby, (several.name,))
+    else:
+        nodes = sizes.nodes(args)
+    here = len(nodes.names)
+    nproc = sizes.ranks_per_node(args.nproc_per_node, python, environ, here)
+    devices = machines.split_devices(here, sizes.count_gpus(environ), environ)
     world_size = nodes.active * nproc
-    master_addr, master_port, listen_port = _addresses(args)
+    master_addr, master_port, listen_port = (None, None, several.port) if several is not None else _addresses(args)
     return Plan(
         job=identity.checked(args.rdzv_id) if args.rdzv_id is not None else identity.default(command),
+        named=args.rdzv_id is not None,
         command=command,
         nodes=nodes,
+        machines=several,
+        devices=dict(zip(nodes.names, devices, strict=True)),
         nproc=nproc,
         start="spawn" if command.kind == "program" else args.start,
         python=python,
@@ -92,6 +109,7 @@ def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
         master_port=master_port,
         local_addr=args.local_addr,
         listen_port=listen_port,
+        token_file=Path(args.token_file) if args.token_file else None,
         root=Path(args.run_dir or environ.get("EVERTRAIN_RUN_DIR") or ".evertrain").absolute(),
         log_dir=Path(args.log_dir).absolute() if args.log_dir and args.log_dir != os.devnull else None,
         console=console.from_flags(args, environ),
@@ -152,26 +170,13 @@ def _addresses(args: Namespace) -> tuple[str | None, int | None, int]:
     """MASTER_ADDR and MASTER_PORT where the user fixed them, and the controller's port."""
     if args.standalone:
         return None, None, 0
-    host, port = _endpoint(args.rdzv_endpoint)
+    host, port = machines.endpoint(args.rdzv_endpoint) if args.rdzv_endpoint else (None, 0)
     if args.rdzv_backend != "static":
         return None, None, port
     master_addr = args.master_addr if was_given(args, "master_addr") else None
-    master_port = _port("--master-port", args.master_port) if args.master_port is not None else None
+    master_port = machines.port_number("--master-port", args.master_port) if args.master_port is not None else None
     # torchrun: with the static backend the endpoint is the master's address
     return host or master_addr, port or master_port, 0
-
-
-def _endpoint(text: str) -> tuple[str | None, int]:
-    if not text:
-        return None, 0
-    host, _, port = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
-    return host.strip("[]"), _port("--rdzv-endpoint", port) if port else 0
-
-
-def _port(flag: str, value: int | str) -> int:
-    if not str(value).isdigit() or not 0 <= int(value) < 65536:
-        raise UsageError(f"{flag}: {value!r} is not a port")
-    return int(value)
 
 
 def _checked_signals(text: str) -> str:
@@ -198,14 +203,18 @@ def _faults(texts: list[str], world_size: int, nodes: sizes.Nodes) -> tuple[str,
             raise UsageError(f"--inject: {error}") from error
         if not fault.on_node and fault.rank >= world_size:
             raise UsageError(f"--inject {text}: ranks are numbered 0 to {world_size - 1}")
-        if fault.on_node and node_name(fault.node or "") not in nodes.names:
-            raise UsageError(f"--inject {text}: nodes are {', '.join(nodes.names)}")
+        if fault.on_node and (why := _no_such_node(fault.node or "", nodes)):
+            raise UsageError(f"--inject {text}: {why}")
     return tuple(texts)
 
 
-def node_name(text: str) -> str:
-    """`1` and `node-1` are the same node."""
-    return f"node-{text}" if text.isdigit() else text
+def _no_such_node(node: str, nodes: sizes.Nodes) -> str:
+    """Why there is no node of this name or number; the names of other machines are not known yet."""
+    if node.isdigit():
+        return "" if int(node) < nodes.all else f"nodes are numbered 0 to {nodes.all - 1}"
+    if len(nodes.names) < nodes.all or node in nodes.names:
+        return ""
+    return f"nodes are {', '.join(nodes.names)}"
 
 
 def _notes(args: Namespace, python: str) -> tuple[str, ...]:

@@ -28,13 +28,12 @@ class KnownJob:
     database: Path
     lock: Path
     run_folder: Path
+    processes: Path
+    boot_id: str
+    """Of the machine that wrote this: pids mean nothing on another one."""
     detached: bool
     grace_s: float
     started_time: float
-
-    @property
-    def processes(self) -> Path:
-        return self.run_dir / "processes"
 
 
 def folder(environ: Mapping[str, str]) -> Path | None:
@@ -101,6 +100,8 @@ def _described(run_dir: Path) -> KnownJob | None:
             database=Path(record["database"]),
             lock=Path(record["lock"]),
             run_folder=Path(record["run_folder"]),
+            processes=Path(record["processes"]),
+            boot_id=record["boot_id"],
             detached=record["detached"],
             grace_s=record["grace_s"],
             started_time=record["started_time"],

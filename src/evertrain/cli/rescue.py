@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +20,11 @@ from evertrain.decide.state import JobState, fold
 
 
 class Rescue(NamedTuple):
-    """The step that only the folder of a dead run had."""
+    """The steps that only the folder of a dead run had."""
 
     job: str
     run_dir: Path
-    step: int
+    steps: tuple[int, ...]
     problems: tuple[str, ...]
     """Why it is not on disk; empty when it is."""
 
@@ -47,20 +47,28 @@ def alone(folder: Path) -> Iterator[bool]:
 
 
 def to_disk(folder: Path) -> Rescue | None:
-    """Bring the newest step that all ranks of the run have to disk; None where there is nothing to rescue."""
+    """Bring the newest step that all ranks of the run have to disk; None where there is nothing to rescue.
+
+    Where ranks ran on other machines as well nobody here knows which step that is, so all steps go.
+    """
     held = {node.name: slots.list(node / "slots") for node in sorted(folder.glob("*/"))}
     if not any(held.values()):
         return None
     try:
-        run_dir = Path(json.loads((folder / "owner.json").read_bytes())["run_dir"])
+        owner = json.loads((folder / "owner.json").read_bytes())
+        run_dir, is_member = Path(owner["run_dir"]), bool(owner["member"])
         described = json.loads((run_dir / "job.json").read_bytes())
         job, database = str(described["job"]), Path(described["database"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    if is_member:
+        return _all(job, run_dir, held, folder)
     state = _state(database)
     # a run that came to its end has brought to disk what was worth it
     if state is None or state.run is None or state.run.run_id != folder.name or state.ended is not None:
         return None
+    if set(state.placement().values()) - set(held):
+        return _all(job, run_dir, held, folder)
     on_disk = {node: disk.list(run_dir / "checkpoints" / node) for node in held}
     copies = {node: (*of_node, *on_disk[node]) for node, of_node in held.items()}
     chosen = resume.choose(copies, state.placement(), state.lineage, state.first_attempt)
@@ -70,7 +78,17 @@ def to_disk(folder: Path) -> Rescue | None:
     for node, of_node in held.items():
         if paths := _of_step(of_node, chosen):
             problems += disk.flush(paths, run_dir / "checkpoints" / node)
-    return Rescue(job, run_dir, chosen.step, tuple(problems))
+    return Rescue(job, run_dir, (chosen.step,), tuple(problems))
+
+
+def _all(job: str, run_dir: Path, nodes: Iterable[str], folder: Path) -> Rescue | None:
+    steps: set[int] = set()
+    problems: tuple[str, ...] = ()
+    for node in nodes:
+        found, troubles = disk.flush_all(folder / node / "slots", run_dir / "checkpoints" / node)
+        steps.update(found)
+        problems += troubles
+    return Rescue(job, run_dir, tuple(sorted(steps)), problems) if steps or problems else None
 
 
 def _of_step(held: tuple[SlotInfo, ...], chosen: resume.Resume) -> list[str]:

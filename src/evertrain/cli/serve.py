@@ -14,8 +14,9 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from evertrain.cli import clean, identity, launch, lock, memory, places, registry, summary
+from evertrain.cli import clean, identity, launch, lock, machines, memory, places, registry, summary
 from evertrain.cli import plan as planning
 from evertrain.cli.children import Child, Role
 from evertrain.cli.output import Output, Terminal
@@ -27,6 +28,8 @@ from evertrain.cli.tail import Tail, Write
 from evertrain.cli.view import LiveLine
 from evertrain.model.errors import TroubleError
 
+Json = dict[str, Any]
+
 DIFFERENCES = (
     "unlike torchrun, it restarts for as long as there is progress (--max-restarts N caps, 0 never), "
     "and the same command resumes this job (--fresh starts anew)"
@@ -36,36 +39,54 @@ DIFFERENCES = (
 def job(args: Namespace) -> int:
     """Run what the flags say to its end, or leave it running in the background; the exit code."""
     plan = planning.from_flags(args, os.environ)
-    here = places.of(plan, identity.new_run_id(plan.job))
     memory.check(memory.need_bytes(len(plan.nodes.names), plan.nproc))
+    if plan.machines is None:
+        listener: socket.socket | None = None
+    elif (listener := machines.listen(plan.machines)) is None:
+        from evertrain.cli import member
+
+        return member.job(plan)
+    here = places.of(plan, identity.new_run_id(plan.job))
     launch.check_master_port(plan.master_port)
     places.make_run_dir(here)
     held = lock.take(here)
-    if plan.detach:
-        from evertrain.cli import detach
-
-        return detach.into_background(here, lambda ready: serve(plan, here, held, ready))
-    return serve(plan, here, held, ready=lambda: None)
+    return begin(plan, here, lambda ready: serve(plan, here, held, listener, ready))
 
 
-def serve(plan: Plan, here: Places, held: int, ready: Callable[[], None]) -> int:
+def begin(plan: Plan, here: Places, serving: Callable[[Callable[[], None]], int]) -> int:
+    """In the foreground, or with `--detach` in the background."""
+    if not plan.detach:
+        return serving(lambda: None)
+    from evertrain.cli import detach
+
+    return detach.into_background(here, serving)
+
+
+def serve(plan: Plan, here: Places, held: int, bound: socket.socket | None, ready: Callable[[], None]) -> int:
     """Run the job to its end; `ready` is called when everything has been started."""
     lock.wait_for_previous(here, say, time.sleep)
     clean.remove_dead_runs(say, here.run_dir, plan.fresh)
     began = time.time()
-    with launch.listen(plan.listen_port) as listener:
+    with bound or launch.listen(plan.listen_port) as listener:
         url = launch.url_of(listener)
         try:
             lock.sign(held, here.run_id)
-            token = _prepare(plan, here, url)
+            token = _prepare(plan, here, plan.machines.url if plan.machines is not None else url)
         except OSError as error:
-            raise TroubleError(
-                f"{error.filename or here.run_dir} cannot be written ({error.strerror}); --run-dir names another place"
-            ) from error
-        supervisor = _assemble(plan, here, listener, url, token, began)
+            raise cannot_write(here, error) from error
+        owner = owner_pipe(plan)
+        address = plan.local_addr or (plan.machines.host if plan.machines is not None else launch.LOOPBACK)
+        roles = [launch.controller(plan, here, listener, own_environment(), owner)]
+        supervisor = assemble(plan, here, roles, url, token, owner, address, began)
         for line in _greeting(plan, here):
             say(line)
-        return _supervise(supervisor, here, ready, began)
+        return supervise(supervisor, ready, lambda result: summary.show(here, result, time.time() - began))
+
+
+def cannot_write(here: Places, error: OSError) -> TroubleError:
+    return TroubleError(
+        f"{error.filename or here.run_dir} cannot be written ({error.strerror}); --run-dir names another place"
+    )
 
 
 def say(line: str) -> None:
@@ -81,7 +102,7 @@ def _prepare(plan: Plan, here: Places, url: str) -> str:
     here.processes.mkdir(mode=0o700, exist_ok=True)
     for old in here.processes.glob("*.json"):
         old.unlink(missing_ok=True)
-    token = os.environ.get("EVERTRAIN_TOKEN") or os.urandom(32).hex()
+    token = launch.token(plan, os.environ) or os.urandom(32).hex()
     places.write_private(here.token, token.encode())
     places.write_job(here, plan, url)
     places.make_run_folder(here, plan.nodes.names)
@@ -99,19 +120,37 @@ def _set_aside_old_logs(log_root: Path, run_id: str) -> None:
             folder.rename(aside / folder.name)
 
 
-def _assemble(plan: Plan, here: Places, listener: socket.socket, url: str, token: str, began: float) -> Supervisor:
-    # closed only by our end: the other end tells every process of the job that we are gone
-    owner = None if plan.detach else os.pipe()[0]
-    environ = {name: value for name, value in os.environ.items() if name != "EVERTRAIN_TOKEN"}
-    nodes = plan.nodes.names
+def owner_pipe(plan: Plan) -> int | None:
+    """Closed at the other end only by our own end: that tells every process of the job that we are gone."""
+    return None if plan.detach else os.pipe()[0]
+
+
+def own_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "EVERTRAIN_TOKEN"}
+
+
+def assemble(
+    plan: Plan,
+    here: Places,
+    serving: list[Role],
+    url: str,
+    token: str,
+    owner: int | None,
+    address: str,
+    began: float,
+) -> Supervisor:
+    """Everything that watches over this machine's part of the job; `serving`: the controller, where it is here."""
+    environ, nodes = own_environment(), plan.nodes.names
     roles: list[Role] = [launch.keeper(plan, here, node, environ, owner) for node in nodes]
-    roles.append(launch.controller(plan, here, listener, environ, owner))
-    roles += [launch.agent(plan, here, node, url, environ, owner) for node in nodes]
+    roles += serving
+    roles += [launch.agent(plan, here, node, url, environ, owner, address) for node in nodes]
     children = [Child(role, here.processes / f"{role.name}.json") for role in roles]
     poller = Poller(url, token, since=began)
+    # of several machines each shows the ranks that it runs
+    own = nodes if plan.machines is not None else None
 
     def tail(write: Write) -> Tail:
-        return Tail(here.log_root, plan.console, plan.nproc, plan.world_size, write)
+        return Tail(here.log_root, plan.console, plan.nproc, plan.world_size, write, own)
 
     terminal = Terminal(live=sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
     output = Output(terminal, tail, LiveLine(here.job, lambda: poller.newest))
@@ -122,14 +161,20 @@ def _greeting(plan: Plan, here: Places) -> list[str]:
     ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
     nodes = f" on {plan.nodes.active} nodes" if plan.nodes.active > 1 else ""
     spare = f", {plan.nodes.standby} standby" if plan.nodes.standby else ""
-    return [f"job {here.job}: {ranks}{nodes}{spare}; {_short(here.run_dir)}", DIFFERENCES, *plan.notes]
+    lines = [f"job {here.job}: {ranks}{nodes}{spare}; {_short(here.run_dir)}", DIFFERENCES, *plan.notes]
+    if plan.machines is not None:
+        given = launch.token(plan, os.environ) is not None
+        secret = "" if given else f"; their token is in {here.token}"
+        lines.append(f"this node is {plan.machines.name}, the others join it at {plan.machines.url}{secret}")
+    return lines
 
 
 def _short(folder: Path) -> str:
     return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
-def _supervise(supervisor: Supervisor, here: Places, ready: Callable[[], None], began: float) -> int:
+def supervise(supervisor: Supervisor, ready: Callable[[], None], show: Callable[[Json], int]) -> int:
+    """Watch until the end, which `show` puts in words; the exit code."""
     supervisor.listen_to_signals()
     try:
         supervisor.start()
@@ -140,8 +185,10 @@ def _supervise(supervisor: Supervisor, here: Places, ready: Callable[[], None], 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         supervisor.end()
     if result is not None:
-        return summary.show(here, result, time.time() - began)
+        return show(result)
     if supervisor.hopeless is not None:
         return summary.give_up(supervisor.hopeless.role.name, supervisor.hopeless.role.log)
-    say(f"job {here.job} did not end in time and was ended by force; see {here.log('controller')}")
+    here = supervisor.here
+    log = here.log(f"agent-{here.member}" if here.member else "controller")
+    say(f"job {here.job} did not end in time and was ended by force; see {log}")
     return 128 + (supervisor.stopped_by or signal.SIGTERM)

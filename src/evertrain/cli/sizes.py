@@ -15,28 +15,44 @@ from pathlib import Path
 
 from evertrain.cli.flags import was_given
 from evertrain.model.errors import UsageError
+from evertrain.model.spec import Seats
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes that train and nodes that wait, all played on this machine."""
+    """Nodes that train and nodes that wait."""
 
     active: int
     standby: int
+    names: tuple[str, ...]
+    """Those of this machine."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(f"node-{number}" for number in range(self.active + self.standby))
+    def all(self) -> int:
+        return self.active + self.standby
+
+
+def played(active: int, standby: int = 0) -> Nodes:
+    """Nodes that are all played on this machine."""
+    return Nodes(active, standby, tuple(f"node-{number}" for number in range(active + standby)))
+
+
+def seats(args: Namespace) -> Seats | None:
+    """How many machines are asked for; None where it is one."""
+    least, most = _range(args.nnodes)
+    if args.standby < 0:
+        raise UsageError(f"--standby {args.standby}: a number of spare nodes, 0 or more")
+    # with a range from 1 on, a job without an endpoint is one that does not want company
+    wanted = least > 1 or (most > 1 and (args.rdzv_endpoint or was_given(args, "master_addr")))
+    return Seats(least, most, args.standby) if wanted else None
 
 
 def nodes(args: Namespace) -> Nodes:
-    """What `--nnodes`, `--local-nodes` and `--standby` say together."""
+    """What `--nnodes`, `--local-nodes` and `--standby` say together of this one machine."""
     least, most = _range(args.nnodes)
     standby, local = args.standby, args.local_nodes
-    if standby < 0:
-        raise UsageError(f"--standby {standby}: a number of spare nodes, 0 or more")
     if local is None:
-        return _this_machine(args, least, most, standby)
+        return _this_machine(args, most, standby)
     if local < 1:
         raise UsageError(f"--local-nodes {local}: at least 1 node")
     if local <= standby:
@@ -48,23 +64,15 @@ def nodes(args: Namespace) -> Nodes:
         )
     if not 0 <= args.node_rank < local:
         raise UsageError(f"--node-rank {args.node_rank}: nodes are numbered 0 to {local - 1}")
-    return Nodes(active, standby)
+    return played(active, standby)
 
 
-def _this_machine(args: Namespace, least: int, most: int, standby: int) -> Nodes:
-    if least > 1:
-        raise UsageError(_several_machines(args.nnodes))
+def _this_machine(args: Namespace, most: int, standby: int) -> Nodes:
     if standby:
         raise UsageError(f"--standby {standby} needs --local-nodes {most + standby}: spares are nodes of this machine")
     if args.node_rank != 0:
         raise UsageError(f"--node-rank {args.node_rank} does not fit --nnodes {args.nnodes}: nodes are numbered from 0")
-    return Nodes(1, 0)
-
-
-def _several_machines(nnodes: str) -> str:
-    return (
-        f"--nnodes {nnodes}: several machines are not supported by this version; --local-nodes plays nodes on this one"
-    )
+    return played(1)
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -79,12 +87,12 @@ def _range(text: str) -> tuple[int, int]:
     return least, most
 
 
-def ranks_per_node(text: str, python: str, environ: Mapping[str, str]) -> int:
-    """The number that `--nproc-per-node` stands for."""
+def ranks_per_node(text: str, python: str, environ: Mapping[str, str], nodes: int = 1) -> int:
+    """The number that `--nproc-per-node` stands for, on each of `nodes` that share this machine."""
     try:
         number = int(text)
     except ValueError:
-        return _counted(text, python, environ)
+        return max(1, _counted(text, python, environ) // nodes)
     if number < 1:
         raise UsageError(f"--nproc-per-node {text}: at least 1 rank a node")
     return number

@@ -30,6 +30,8 @@ ORPHANS_EVERY_S = 0.5
 ORPHAN_PATIENCE_S = 2.0
 STOP_MARGIN_S = 15.0
 """Beyond its grace the job must have ended after a request to stop; then it is ended by force."""
+TELL_S = 3.0
+"""So long a first node on another machine is tried to be told of a stop."""
 FAREWELL_S = 10.0
 """The job has ended: so long may its processes take to leave."""
 HOPELESS_DEATHS = 6
@@ -44,7 +46,7 @@ Json = dict[str, Any]
 class Supervisor:
     def __init__(self, plan: Plan, here: Places, children: list[Child], output: Output, poller: Poller) -> None:
         self._plan = plan
-        self._here = here
+        self.here = here
         self._children = {child.role.name: child for child in children}
         self._output = output
         self._poller = poller
@@ -52,6 +54,7 @@ class Supervisor:
         self._signals: list[int] = []
         self._stops: list[int] = []
         self._stop_sent = False
+        self._stop_time = 0.0
         self._stop_deadline: float | None = None
         self._next_orphans = 0.0
         self._orphans: dict[int, float] = {}
@@ -59,6 +62,7 @@ class Supervisor:
         self._complained: set[str] = set()
         self._over = False
         self._controller_left = False
+        self._is_cut_off = False
         self.hopeless: Child | None = None
 
     @property
@@ -122,8 +126,8 @@ class Supervisor:
             time.sleep(0.02)
         self._poller.stop()
         self._output.finish()
-        shutil.rmtree(self._here.run_folder, ignore_errors=True)
-        shutil.rmtree(self._here.processes, ignore_errors=True)
+        shutil.rmtree(self.here.run_folder, ignore_errors=True)
+        shutil.rmtree(self.here.processes, ignore_errors=True)
 
     # --- one turn of the loop
 
@@ -155,7 +159,7 @@ class Supervisor:
             pass
 
     def _result(self) -> Json | None:
-        for file in (self._here.result, self._here.own_result):
+        for file in (self.here.result, self.here.own_result):
             try:
                 result: Json = json.loads(file.read_bytes())
                 return result
@@ -163,7 +167,7 @@ class Supervisor:
                 continue
         # it has left without a result where there is no room at all
         left, self._controller_left = self._controller_left, False
-        return look.result_from_log(self._here.database) if left else None
+        return look.result_from_log(self.here.database) if left else None
 
     def _overdue(self) -> bool:
         return self._stop_deadline is not None and time.monotonic() > self._stop_deadline
@@ -184,14 +188,26 @@ class Supervisor:
 
     def _end_hung_controller(self) -> None:
         """A successor is rebuilt from the log within a second; one that hangs would leave the next fault unanswered."""
-        silent_s, controller = self._poller.silent_s, self._children["controller"]
+        silent_s, controller = self._poller.silent_s, self._children.get("controller")
+        if controller is None:
+            return self._tell_silence(silent_s)
         if self._over or silent_s < (SILENT_AT_STOP_S if self._stops else SILENT_S):
-            return
+            return None
         # one that is still being started has not written its pid yet
-        if controller.pid is not None and controller.pid == client.serving_pid(self._here.run_dir):
+        if controller.pid is not None and controller.pid == client.serving_pid(self.here.run_dir):
             self._output.say(f"the controller has not answered for {silent_s:.0f} s and is ended")
             self._poller.silent_s = 0.0
             controller.kill()
+        return None
+
+    def _tell_silence(self, silent_s: float) -> None:
+        """The first node is another machine: nothing can be done about it from here but to say so."""
+        if silent_s >= SILENT_S and not self._is_cut_off:
+            self._is_cut_off = True
+            self._output.say(f"the first node has not answered for {silent_s:.0f} s; training goes on while it can")
+        elif silent_s == 0.0 and self._is_cut_off:
+            self._is_cut_off = False
+            self._output.say("the first node answers again")
 
     def _tell_death(self, child: Child, status: int) -> None:
         name, often = child.role.name, child.failures
@@ -218,12 +234,13 @@ class Supervisor:
         owner = {
             **me._asdict(),
             "boot_id": processes.boot_id(),
-            "run_dir": str(self._here.run_dir),
+            "run_dir": str(self.here.run_dir),
+            "member": self.here.member,
             "processes": {name: process._asdict() for name, process in known.items() if process is not None},
         }
         try:
-            places.write_json(self._here.run_folder / "owner.json", owner)
-            places.write_json(self._here.processes / "run.json", me._asdict())
+            places.write_json(self.here.run_folder / "owner.json", owner)
+            places.write_json(self.here.processes / "run.json", me._asdict())
         except OSError as error:
             self._complain(f"cannot write down which processes belong to this job: {error}")
 
@@ -253,28 +270,31 @@ class Supervisor:
         for line in narrate.lines(self._seen, newest):
             self._output.say(line)
         self._seen = newest
+        nodes = [node["id"] for node in newest.status["nodes"]]
         for drill in list(self._drills):
             if drill.due(newest.status["step"]):
                 self._drills.remove(drill)
-                self._perform(drill)
+                # those of other machines are theirs to do
+                if (node := drill.name(nodes)) in self._plan.nodes.names:
+                    self._perform(drill, node)
 
-    def _perform(self, drill: drills.Drill) -> None:
-        if not drills.first_time(drill, self._here.fired()):
+    def _perform(self, drill: drills.Drill, node: str) -> None:
+        if not drills.first_time(drill, self.here.fired()):
             return
         self._output.say(f"drill: {drill.text}")
         if drill.kind == "gpu-lost":
-            body = {"kind": "gpu_lost", "node": drill.node, "evidence": f"drill {drill.text}"}
+            body = {"kind": "gpu_lost", "node": node, "evidence": f"drill {drill.text}"}
             try:
-                client.of_run_dir(self._here.run_dir).post("/v1/signals", body)
+                self._poller.client(timeout_s=2.0).post("/v1/signals", body)
             except client.Unreachable as error:
                 self._output.say(f"the drill could not be done: {error}")
             return
-        for name in (f"keeper-{drill.node}", f"agent-{drill.node}"):
+        for name in (f"keeper-{node}", f"agent-{node}"):
             self._children[name].kill()
         if drill.kind == "wipe":
-            self._children[f"keeper-{drill.node}"].wait(5.0)
+            self._children[f"keeper-{node}"].wait(5.0)
             self._kill_orphans(patience_s=0.0)
-            for folder in (self._here.node_dir(drill.node), self._here.disk_dir(drill.node)):
+            for folder in (self.here.node_dir(node), self.here.disk_dir(node)):
                 remove_tree(folder)
 
     # --- the end that the user asks for
@@ -287,6 +307,7 @@ class Supervisor:
             self._stops.append(self._signals.pop(0))
             grace_s = self._plan.config.grace_s
             if len(self._stops) == 1:
+                self._stop_time = time.monotonic()
                 name = signal.Signals(self._stops[0]).name
                 self._output.say(f"{name}: stopping within {grace_s:g} s; once more ends the ranks at once")
                 self._stop_deadline = time.monotonic() + grace_s + STOP_MARGIN_S
@@ -296,17 +317,25 @@ class Supervisor:
             else:
                 self._stop_deadline = time.monotonic()
         if self._stops and not self._stop_sent:
-            self._stop_sent = self._ask_to_stop(self._stops[0])
+            self._stop_sent = self._ask_to_stop(self._stops[0]) or self._leave_alone()
 
     def _ask_to_stop(self, number: int) -> bool:
         name = signal.Signals(number).name
         try:
             # short: a controller that hangs must not keep us from the rest; the next turn asks again
             asked = self._poller.client(timeout_s=1.0)
-            asked.post("/v1/stop", {"signal": number, "reason": f"stopped by {name}"})
+            where = f" on {self.here.member}" if self.here.member else ""
+            asked.post("/v1/stop", {"signal": number, "reason": f"stopped by {name}{where}"})
             asked.close()
         except client.Unreachable:
             return False
+        return True
+
+    def _leave_alone(self) -> bool:
+        """The first node cannot be told: have the agent bring to disk what this node holds, and go."""
+        if not self.here.member or time.monotonic() - self._stop_time < TELL_S:
+            return False
+        self._children[f"agent-{self.here.member}"].kill(signal.SIGUSR1)
         return True
 
     def _kill_ranks(self) -> None:

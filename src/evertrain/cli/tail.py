@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from evertrain.cli.console import Console, Show, Stream
@@ -79,6 +79,14 @@ class Follower:
         self._in_line = not data.endswith(b"\n")
 
 
+def _node(folder: Path) -> str:
+    """Where the rank runs, as its agent noted it before the first output; empty while it is not there."""
+    try:
+        return (folder / "node").read_text()
+    except OSError:
+        return ""
+
+
 def _read(handle: int) -> bytes:
     try:
         return os.read(handle, READ_BYTES)
@@ -117,7 +125,17 @@ class Kept:
 class Tail:
     """All streams of all attempts that begin after this was made."""
 
-    def __init__(self, log_root: Path, console: Console, nproc: int, world_size: int, write: Write) -> None:
+    def __init__(
+        self,
+        log_root: Path,
+        console: Console,
+        nproc: int,
+        world_size: int,
+        write: Write,
+        nodes: Collection[str] | None = None,
+    ) -> None:
+        self._nodes = nodes
+        """Only ranks of these; None: all."""
         self._log_root = log_root
         self._console = console
         self._nproc = nproc
@@ -166,6 +184,10 @@ class Tail:
     def _follow(self, attempt: int, rank: int, stream: Stream) -> bool:
         """Begin with one file; False while it is not there."""
         file = self._log_root / f"attempt_{attempt}" / str(rank) / f"{stream}.log"
+        if self._nodes is not None:
+            node = _node(file.parent)
+            if node not in self._nodes:
+                return node != ""
         show = self._console.show(rank % self._nproc, stream)
         if show is Show.HIDDEN:
             return True

@@ -97,6 +97,8 @@ async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
                 mesh=spec.mesh,
                 max_restarts=spec.max_restarts,
                 observe_only=spec.observe_only,
+                seats=spec.seats,
+                node_rank=spec.node_rank,
             )
         )
     records.append(TermStarted(time=now, term=state.term + 1))

@@ -15,11 +15,13 @@ from typing import Any
 
 from evertrain.controller import views
 from evertrain.controller.store import EventStore
+from evertrain.decide import joining
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.state import JobState, apply
-from evertrain.model.records import AnyRecord, SignalRaised, StopRequested
+from evertrain.model import version
+from evertrain.model.records import AnyRecord, NodeJoined, SignalRaised, StopRequested
 from evertrain.model.report import Desired, NodeReport, Report
 from evertrain.model.spec import ControllerSpec
 
@@ -29,6 +31,9 @@ Send = Callable[[Desired], None]
 
 # deadlines are checked this often when nobody speaks
 _TICK_S = 0.5
+
+_SILENT_HEARTBEATS = 5
+"""A connection that is there and brings nothing for so many heartbeats is as good as none: a link may be down."""
 
 
 class Conductor:
@@ -41,7 +46,9 @@ class Conductor:
         self._nodes: dict[str, NodePicture] = {}
         self._sends: dict[str, Send] = {}
         self._sent: dict[str, Desired] = {}
+        self._heard: dict[str, float] = {}
         self._inbox: list[AnyRecord] = []
+        self._applicants: list[tuple[joining.Wish, asyncio.Future[NodeJoined | joining.Refusal]]] = []
         self._wake = asyncio.Event()
         self.ended = asyncio.Event()
         # deadlines must not come early because somebody set the clock
@@ -80,8 +87,16 @@ class Conductor:
         before = self._nodes.get(node)
         since = before.since if before is not None and before.connected else self._now()
         self._nodes[node] = NodePicture(report.report, connected=True, since=since)
+        self._heard[node] = time.monotonic()
         if before is None or not before.connected or _matters(before.report, report.report):
             self._wake.set()
+
+    async def admit(self, wish: joining.Wish) -> NodeJoined | joining.Refusal:
+        """Give a node its seat; written down before it is told."""
+        answer: asyncio.Future[NodeJoined | joining.Refusal] = asyncio.get_running_loop().create_future()
+        self._applicants.append((wish, answer))
+        self._wake.set()
+        return await answer
 
     def request_stop(self, signal: int, because: str) -> None:
         self._inbox.append(StopRequested(time=self._now(), signal=signal, because=because))
@@ -94,6 +109,8 @@ class Conductor:
     async def run(self) -> None:
         """Conduct until the job has ended and every reachable node has been told."""
         while True:
+            self._note_silence()
+            await self._seat()
             await self._settle()
             if self._state.ended is not None:
                 self.ended.set()
@@ -104,6 +121,25 @@ class Conductor:
             except TimeoutError:
                 pass
             self._wake.clear()
+
+    def _note_silence(self) -> None:
+        """What was heard last is no news any more when nothing has come since."""
+        limit_s = _SILENT_HEARTBEATS * max(1.0, self._spec.config.agent.heartbeat_s)
+        for node, seen in self._nodes.items():
+            if seen.connected and time.monotonic() - self._heard[node] > limit_s:
+                _log.warning("%s is connected and has said nothing for %g s", node, limit_s)
+                self._nodes[node] = NodePicture(seen.report, connected=False, since=self._now())
+
+    async def _seat(self) -> None:
+        waiting, self._applicants = self._applicants, []
+        for wish, answer in waiting:
+            admitted = joining.admit(
+                self._state, self.picture, wish, job=self._spec.job, version=version.own(), now=self._now()
+            )
+            if isinstance(admitted, NodeJoined) and self._state.joined.get(admitted.node) != admitted:
+                await self._commit([admitted])
+            if not answer.done():
+                answer.set_result(admitted)
 
     async def _settle(self) -> None:
         """Write and apply records until none follows."""

@@ -18,7 +18,8 @@ from aiohttp import WSMsgType, web
 
 from evertrain.controller import accounts, ledger, views
 from evertrain.controller.conductor import Conductor
-from evertrain.model.report import Desired, Report
+from evertrain.decide.joining import Refusal, Wish
+from evertrain.model.report import OTHER_RUN, Desired, Report
 from evertrain.model.spec import ControllerSpec
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,10 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str) -> web.Applica
     async def authorise(request: web.Request, handler: Any) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if request.path != "/healthz" and not hmac.compare_digest(given.encode(), token.encode()):
-            return web.json_response({"error": "wrong or missing token"}, status=401)
+            # where it lies is no secret, and what a user needs next
+            return web.json_response(
+                {"error": "wrong or missing token", "token_file": f"{spec.run_dir}/token"}, status=401
+            )
         response: web.StreamResponse = await handler(request)
         return response
 
@@ -55,6 +59,7 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str) -> web.Applica
             web.get("/v1/report", _report),
             web.post("/v1/stop", _stop),
             web.post("/v1/signals", _signals),
+            web.post("/v1/join", _join),
             web.get("/v1/agent", _agent),
         ]
     )
@@ -108,10 +113,23 @@ async def _signals(request: web.Request) -> web.Response:
         raised = msgspec.json.decode(await request.read(), type=_SignalRequest)
     except msgspec.DecodeError as error:
         return web.json_response({"error": str(error)}, status=400)
-    if raised.node not in request.app[_SPEC].nodes:
+    if raised.node not in request.app[_CONDUCTOR].state.known_nodes():
         return web.json_response({"error": f"no node {raised.node!r} in this job"}, status=404)
     request.app[_CONDUCTOR].raise_signal(raised.node, raised.kind, raised.evidence)
     return web.json_response({"noted": True}, status=202)
+
+
+async def _join(request: web.Request) -> web.Response:
+    """A seat for a node of a job on several machines, and what its processes need to know."""
+    try:
+        wish = msgspec.json.decode(await request.read(), type=Wish)
+    except msgspec.DecodeError as error:
+        return web.json_response({"error": str(error)}, status=400)
+    spec = request.app[_SPEC]
+    admitted = await request.app[_CONDUCTOR].admit(wish)
+    if isinstance(admitted, Refusal):
+        return web.json_response({"error": admitted.because}, status=409)
+    return web.json_response({"job": spec.job, "run_id": spec.run_id, "node": admitted.node})
 
 
 async def _agent(request: web.Request) -> web.WebSocketResponse:
@@ -134,6 +152,8 @@ async def _agent(request: web.Request) -> web.WebSocketResponse:
                 break
             if refusal := _refusal(report, spec, conductor):
                 _log.error("report refused: %s", refusal)
+                if report.run_id != spec.run_id:
+                    await socket.close(code=OTHER_RUN, message=refusal.encode()[:120])
                 break
             if node is None:
                 node = report.report.node
@@ -150,7 +170,7 @@ def _refusal(report: Report, spec: ControllerSpec, conductor: Conductor) -> str:
     """Why this report must not be heard; empty when it may."""
     if report.job != spec.job or report.run_id != spec.run_id:
         return f"it belongs to {report.job} ({report.run_id}), this is {spec.job} ({spec.run_id})"
-    if report.report.node not in spec.nodes:
+    if report.report.node not in conductor.state.known_nodes():
         return f"node {report.report.node!r} is not part of this job"
     if report.term > conductor.state.term:
         return f"{report.report.node} obeys term {report.term}, this controller is of term {conductor.state.term}"

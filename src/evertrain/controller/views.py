@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 
 from evertrain.controller import ledger
 from evertrain.controller.store import read_log
-from evertrain.decide import resume
+from evertrain.decide import joining, resume
 from evertrain.decide.conduct import steps
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, Incident, JobState, fold
@@ -69,7 +69,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "steps_at_risk": _steps_at_risk(state, picture, step if kind == "absolute" else None),
         "start": _start(picture, state),
         "workers": _workers(state, picture),
-        "nodes": [{"id": node, "state": _node_state(state, node)} for node in (state.run.nodes if state.run else ())],
+        "nodes": [{"id": node, "state": _node_state(state, node)} for node in state.known_nodes()],
         "active": list(_ACTIVE),
         "blind": _blind(state, picture, live),
         "message": _message(state, picture, now),
@@ -188,6 +188,8 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
     """The one line that matters now."""
     if state.ended is not None:
         return state.ended.message
+    if waits := joining.missing(state, picture):
+        return waits
     attempt = state.active
     if attempt is not None and attempt.ending is None:
         gone = sorted(rank for rank, end in attempt.ends.items() if now - end.ended_time > _NOTEWORTHY_S)

@@ -11,7 +11,7 @@ The rules stand in the order in which they are asked; each is a function of a fe
 
 from __future__ import annotations
 
-from evertrain.decide import blame, hangs, incidents, restart, resume
+from evertrain.decide import blame, hangs, incidents, joining, restart, resume
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.detect import exits
@@ -27,18 +27,27 @@ def decide(state: JobState, picture: Picture, config: Config, now: float) -> lis
     """The records that follow at once; none when there is nothing to do but wait."""
     if state.run is None or state.ended is not None:
         return []
-    for rule in (_node_states, _ranks_ended, _attempt_running, _attempt_over, _verdict, _close, _start):
+    for rule in (_nodes_join, _node_states, _ranks_ended, _attempt_running, _attempt_over, _verdict, _close, _start):
         if records := rule(state, picture, config, now):
             return records
     return []
 
 
+def _nodes_join(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """The nodes of a job on several machines; one that its `run` has left stops the job as a signal would."""
+    if state.stop is None:
+        for node in state.known_nodes():
+            report = picture.report(node)
+            if report is not None and report.owner_gone:
+                return [r.StopRequested(time=now, signal=15, because=f"`evertrain run` on {node} is gone")]
+    return joining.settle(state, picture, config.machines, now)
+
+
 def _node_states(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
     """A node joins when it is first heard; a process that cannot be killed makes it unusable."""
-    assert state.run is not None
-    standbys = state.run.nodes[len(state.run.nodes) - state.run.standby :]
+    standbys = state.roster[len(state.roster) - state.standby :]
     changed: list[AnyRecord] = []
-    for node in state.run.nodes:
+    for node in state.roster:
         report = picture.report(node)
         if report is None:
             continue
@@ -327,7 +336,7 @@ def _all_read(state: JobState, picture: Picture) -> bool:
 
 def _start(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
     """Everything is prepared and nothing of the old attempt is left: go."""
-    if state.closing or state.active is not None:
+    if state.closing or state.active is not None or not state.roster:
         return []
     if missing := _not_ready(state, picture):
         return _give_up_waiting(state, picture, config, now, missing)

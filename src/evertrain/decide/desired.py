@@ -25,7 +25,7 @@ def desired(state: JobState, picture: Picture, spec: ControllerSpec, config: Con
             )
         )
     flushes = state.closing and state.active is None and state.flushed is None
-    incident = state.incident
+    incident, ended = state.incident, state.ended
     return Desired(
         job=spec.job,
         term=state.term,
@@ -34,8 +34,12 @@ def desired(state: JobState, picture: Picture, spec: ControllerSpec, config: Con
         last_attempt=state.next_attempt - 1,
         first_attempt=state.first_attempt,
         flush_step=flush_step(state, picture) if flushes else None,
-        shutdown=state.ended is not None,
-        discard_checkpoints=state.ended is not None and state.ended.state == "done",
+        shutdown=ended is not None,
+        discard_checkpoints=ended is not None and ended.state == "done",
+        keep_all=ended is not None and ended.state != "done" and (state.flushed is None or state.flushed.step is None),
+        outcome=ended.state if ended is not None else "",
+        exit_code=ended.exit_code if ended is not None else 0,
+        message=ended.message if ended is not None else "",
         read_pages_s=config.agent.read_pages_s,
         heartbeat_s=config.agent.heartbeat_s,
         eager=incident is not None or state.active is None or state.active.resumed is None or bool(spec.faults),
@@ -89,7 +93,6 @@ def _current(state: JobState, attempt: Attempt, spec: ControllerSpec, node: str)
         resume=started.resume,
         reached=started.reached,
         faults=spec.faults,
-        fired_dir=f"{spec.run_dir}/fired-{spec.run_id}",
         ranks=tuple(
             RankOrder(rank=rank, local_rank=local, resume_tier=started.tiers.get(rank))
             for local, rank in enumerate(ranks)

@@ -65,6 +65,14 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """Of this run, oldest first."""
     incidents: dict[int, Incident] = {}
     """Of all runs, by number."""
+    joined: dict[str, r.NodeJoined] = {}
+    """Nodes of this run that were not named at its start."""
+    roster: tuple[str, ...] = ()
+    """Active nodes in rank order, then standbys; empty until enough have joined."""
+    standby: int = 0
+    """How many of the roster wait."""
+    earlier_roster: tuple[str, ...] = ()
+    """Of the run before: each node's disk holds the checkpoints of the ranks that it had."""
     nodes: dict[str, r.NodeChanged] = {}
     signals: tuple[r.SignalRaised, ...] = ()
     """Not yet part of an incident."""
@@ -116,12 +124,17 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         incident = self.incident
         return incident is not None and incident.decided is not None and incident.decided.action == "stop"
 
+    def known_nodes(self) -> tuple[str, ...]:
+        """All nodes that may speak for this run."""
+        if self.roster:
+            return self.roster
+        return (*self.run.nodes, *self.joined) if self.run is not None else ()
+
     def active_nodes(self) -> tuple[str, ...]:
-        assert self.run is not None
-        return self.run.nodes[: len(self.run.nodes) - self.run.standby]
+        return self.roster[: len(self.roster) - self.standby]
 
     def placement(self) -> dict[int, str]:
-        """Ranks stay with their node, in the order of the nodes."""
+        """Ranks stay with their node, in the order of the nodes; empty until the nodes are settled."""
         assert self.run is not None
         nproc = self.run.nproc_per_node
         return {index * nproc + local: node for index, node in enumerate(self.active_nodes()) for local in range(nproc)}
@@ -140,6 +153,10 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
     match record:
         case r.RunStarted():
             return _run_started(state, record)
+        case r.NodeJoined():
+            return replace(state, joined={**state.joined, record.node: record})
+        case r.NodesSettled():
+            return replace(state, roster=record.nodes, standby=record.standby)
         case r.TermStarted():
             return replace(state, term=record.term)
         case r.AttemptStarted():
@@ -195,6 +212,10 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         run=record,
         attempts=(),
         incidents=incidents,
+        joined={},
+        roster=record.nodes if record.seats is None else (),
+        standby=record.standby,
+        earlier_roster=state.roster or state.earlier_roster,
         nodes={},
         signals=(),
         suspicion=None,

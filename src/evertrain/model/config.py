@@ -48,6 +48,17 @@ class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """... and page faults a second."""
 
 
+class MachinesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job on several machines."""
+
+    join_s: float = 600.0
+    """So long the first node waits for the others, and they for it."""
+    last_call_s: float = 30.0
+    """With a range of nodes: when MIN have come, so long is another one waited for."""
+    lost_s: float = 60.0
+    """A node that hears nothing from the first one, and whose ranks make no progress, ends after so long."""
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the agents look and talk."""
 
@@ -64,4 +75,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """From SIGINT / SIGTERM to the end: ranks are told, the newest common step is flushed to disk."""
     restart: RestartConfig = RestartConfig()
     hang: HangConfig = HangConfig()
+    machines: MachinesConfig = MachinesConfig()
     agent: AgentConfig = AgentConfig()

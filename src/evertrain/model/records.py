@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from evertrain.model.report import Identity, RankError
+from evertrain.model.spec import Seats
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
@@ -23,7 +24,7 @@ class RunStarted(Record, frozen=True, kw_only=True):
 
     run_id: str
     nodes: tuple[str, ...]
-    """Active nodes in rank order, then standbys."""
+    """Active nodes in rank order, then standbys; with `seats` those that are there from the start."""
     standby: int
     nproc_per_node: int
     fresh: bool
@@ -33,6 +34,28 @@ class RunStarted(Record, frozen=True, kw_only=True):
     mesh: str | None = None
     max_restarts: int | None = None
     observe_only: bool = False
+    seats: Seats | None = None
+    """The other nodes join; None: all are named."""
+    node_rank: int | None = None
+    """Of the first node, where the user gave it."""
+
+
+class NodeJoined(Record, frozen=True, kw_only=True):
+    """`evertrain run` was called on another machine; by the same name it may come back."""
+
+    node: str
+    instance: str
+    """Of that call."""
+    node_rank: int | None = None
+    """Where the user gave it."""
+
+
+class NodesSettled(Record, frozen=True, kw_only=True):
+    """Enough nodes have joined: who holds which ranks is settled for this run."""
+
+    nodes: tuple[str, ...]
+    """Active nodes in rank order, then standbys."""
+    standby: int
 
 
 class TermStarted(Record, frozen=True, kw_only=True):
@@ -218,6 +241,8 @@ class JobEnded(Record, frozen=True, kw_only=True):
 
 AnyRecord = (
     RunStarted
+    | NodeJoined
+    | NodesSettled
     | TermStarted
     | AttemptStarted
     | RanksEnded

@@ -14,6 +14,9 @@ import msgspec
 
 from evertrain.model.activity import RankActivity
 
+OTHER_RUN = 4409
+"""Close code of the WebSocket: the run that an agent belongs to is over, another one of the same job is served."""
+
 
 class Identity(msgspec.Struct, frozen=True):
     """One process for ever: a pid alone is used again by the kernel."""
@@ -132,6 +135,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Troubles that the user should read, one line each."""
     blind: tuple[str, ...] = ()
     env_changed: bool = False
+    owner_gone: bool = False
+    """The `evertrain run` that started this node's processes no longer lives."""
     memory_is_tight: bool = False
     """Nothing should wait in memory here that is not needed now."""
 
@@ -171,7 +176,6 @@ class Go(msgspec.Struct, frozen=True, kw_only=True):
     resume: int | None
     reached: int | None
     faults: tuple[str, ...]
-    fired_dir: str
     ranks: tuple[RankOrder, ...]
 
 
@@ -201,6 +205,12 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     flush_step: int | None = None
     shutdown: bool = False
     discard_checkpoints: bool = False
+    keep_all: bool = False
+    """With `shutdown`: no common step went to disk; every step that memory still holds does."""
+    outcome: str = ""
+    exit_code: int = 0
+    message: str = ""
+    """With `shutdown`: how the job ended."""
     read_pages_s: float = 0.1
     heartbeat_s: float = 1.0
     eager: bool = False

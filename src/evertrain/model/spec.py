@@ -15,6 +15,19 @@ from evertrain.model.config import Config
 StartMode = Literal["zygote", "parked", "spawn"]
 
 
+class Seats(msgspec.Struct, frozen=True):
+    """How many machines make up a job whose nodes join one by one."""
+
+    least: int
+    most: int
+    """Nodes that train."""
+    standby: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.most + self.standby
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """What the user wants run on every rank."""
 
@@ -61,6 +74,12 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     token_file: str
     address: str = "127.0.0.1"
     """Where other nodes reach this one; the TCPStore of an attempt is announced under it."""
+    fired_dir: str
+    """Where drills that have been done are noted, one file each."""
+    result_file: str = ""
+    """Written when the job has ended, for the `run` of a node that does not serve the job; empty: by the controller."""
+    lost_s: float | None = None
+    """Without the controller and without progress for so long: end what runs here. None: it is always started again."""
     owner_fd: int | None = None
     grace_s: float = 25.0
 
@@ -81,8 +100,12 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A listening socket that outlives the controller, so that its port never changes."""
     url: str
     nodes: tuple[str, ...]
-    """Active nodes in rank order, then standbys."""
+    """Active nodes in rank order, then standbys; with `seats` the first node only."""
     standby: int = 0
+    seats: Seats | None = None
+    """Nodes join, until all seats are taken; None: all of them are named."""
+    node_rank: int | None = None
+    """Of the first node, where the user gave it."""
     nproc_per_node: int
     command: Command
     start: StartMode = "zygote"

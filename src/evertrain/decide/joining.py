@@ -1,0 +1,149 @@
+"""Who takes part in a job on several machines, and in which order?
+
+    `run` on a node ──join──▶ seat ──all seats taken──▶ settled: ranks are numbered, the first attempt may start
+
+The first node serves the job and has a seat from the start. A node keeps its place from run to run, because its disk
+holds the checkpoints of the ranks that it had. One whose `run` was ended and is called again gets its seat back; there
+is no place for strangers once the nodes are settled.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+
+import msgspec
+
+from evertrain.decide.picture import Picture
+from evertrain.decide.state import JobState
+from evertrain.model import records as r
+from evertrain.model.config import MachinesConfig
+from evertrain.model.records import AnyRecord
+from evertrain.model.spec import Seats
+
+_ARRIVES_S = 10.0
+"""From the seat to the first word of the agent; a seat that is silent for longer is free again."""
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node says when it wants to join."""
+
+    host: str
+    instance: str
+    """Of this call of `run`: asking twice changes nothing."""
+    nproc_per_node: int
+    version: str
+    job: str | None = None
+    """The job it means, where the user named one."""
+    node_rank: int | None = None
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    because: str
+
+
+def admit(
+    state: JobState, picture: Picture, wish: Wish, *, job: str, version: str, now: float
+) -> r.NodeJoined | Refusal:
+    """The seat of a node that wants to join, new or its own from before, or why there is none."""
+    run = state.run
+    if run is None or state.ended is not None or state.closing:
+        return Refusal(f"job {job} is ending; run the command again when it has ended")
+    if wish.job is not None and wish.job != job:
+        return Refusal(f"job {job} is served here, not {wish.job}")
+    if run.seats is None:
+        return Refusal(f"job {job} has all its nodes on one machine (there is no --nnodes)")
+    if wish.version != version:
+        return Refusal(f"evertrain {version} serves job {job}; this node has {wish.version}")
+    if wish.nproc_per_node != run.nproc_per_node:
+        return Refusal(
+            f"job {job} has {run.nproc_per_node} ranks on each node, this one would have {wish.nproc_per_node} "
+            "(--nproc-per-node)"
+        )
+    if (mine := next((seen for seen in state.joined.values() if seen.instance == wish.instance), None)) is not None:
+        return mine
+    if why := _rank_is_taken(state, run.seats, picture, wish, now):
+        return Refusal(why)
+    name = _free_name(state, picture, wish.host, now)
+    if name is None:
+        return Refusal(f"job {job} has its {len(state.roster)} nodes: {', '.join(state.roster[:8])}")
+    return r.NodeJoined(time=now, node=name, instance=wish.instance, node_rank=wish.node_rank)
+
+
+def _rank_is_taken(state: JobState, seats: Seats, picture: Picture, wish: Wish, now: float) -> str:
+    assert state.run is not None
+    if wish.node_rank is None:
+        return ""
+    if not 0 <= wish.node_rank < seats.all:
+        return f"--node-rank {wish.node_rank}: nodes are numbered 0 to {seats.all - 1}"
+    held = {seen.node_rank: seen.node for seen in state.joined.values() if _is_here(state, picture, seen.node, now)}
+    if state.run.node_rank is not None:
+        held[state.run.node_rank] = state.run.nodes[0]
+    # a call that takes the place of an earlier one on the same host is not in its own way
+    if (holder := held.get(wish.node_rank)) is None or holder == node_name(wish.host):
+        return ""
+    return f"--node-rank {wish.node_rank} is taken by {holder}"
+
+
+def _free_name(state: JobState, picture: Picture, host: str, now: float) -> str | None:
+    """The host's name, numbered where several nodes are on one host; None when all seats are settled."""
+    base = node_name(host)
+    for number in count(1):
+        name = base if number == 1 else f"{base}-{number}"
+        if state.roster and name not in state.roster:
+            return None
+        if name not in state.known_nodes() or (name in state.joined and not _is_here(state, picture, name, now)):
+            return name
+    raise AssertionError("unreachable")
+
+
+def _is_here(state: JobState, picture: Picture, node: str, now: float) -> bool:
+    return picture.connected(node) or now - state.joined[node].time < _ARRIVES_S
+
+
+def node_name(host: str) -> str:
+    """A host's name without its domain; it becomes a folder's name as well."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", host.partition(".")[0]) or "node"
+
+
+def settle(state: JobState, picture: Picture, config: MachinesConfig, now: float) -> list[AnyRecord]:
+    """Number the nodes when enough have joined; give up when they have not come in time."""
+    run = state.run
+    if run is None or run.seats is None or state.roster or state.closing:
+        return []
+    seats = run.seats
+    here = [node for node in state.known_nodes() if picture.connected(node)]
+    newest = max([run.time, *(seen.time for seen in state.joined.values())])
+    if len(here) >= seats.all or (len(here) >= seats.least and now - newest >= config.last_call_s):
+        standby = max(0, min(len(here), seats.all) - seats.most)
+        return [r.NodesSettled(time=now, nodes=_in_order(state, here[: seats.all]), standby=standby)]
+    if now - newest < config.join_s:
+        return []
+    message = f"{missing(state, picture)} after {now - run.time:.0f} s (machines.join_s)"
+    return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]
+
+
+def missing(state: JobState, picture: Picture) -> str:
+    """What the start waits for, in words; empty when the nodes are settled."""
+    if state.run is None or state.run.seats is None or state.roster:
+        return ""
+    here = [node for node in state.known_nodes() if picture.connected(node)]
+    named = ", ".join(here) or "none"
+    return f"{len(here)} of {state.run.seats.all} nodes are here ({named}); run the same command on the others"
+
+
+def _in_order(state: JobState, here: list[str]) -> tuple[str, ...]:
+    """Who asked for a place has it, then who had one in the run before; the rest fills the gaps as it came."""
+    assert state.run is not None
+    asked = {node: seen.node_rank for node, seen in state.joined.items() if seen.node_rank is not None}
+    if state.run.node_rank is not None:
+        asked[state.run.nodes[0]] = state.run.node_rank
+    before = {node: place for place, node in enumerate(state.earlier_roster)}
+    places: dict[int, str] = {}
+    for wanted in (asked, before):
+        for node in here:
+            place = wanted.get(node)
+            if place is not None and place < len(here) and node not in places.values():
+                places.setdefault(place, node)
+    rest = iter([node for node in here if node not in places.values()])
+    return tuple(places[place] if place in places else next(rest) for place in range(len(here)))

@@ -20,6 +20,7 @@ def view(folder: Path) -> NodeView:
             log_root=str(folder / "logs"),
             controller_url="",
             token_file="",
+            fired_dir="",
         )
     )
 
@@ -29,6 +30,7 @@ def state(pid: int, rank_state: str, status: int | None) -> dict[str, Any]:
     rank = {"pid": pid, "start_ticks": 1, "state": rank_state, "killed": False, "exit": end}
     return {
         "keeper": {"pid": 1, "start_ticks": 1, "boot_id": "b"},
+        "owner_gone": False,
         "starter": {"wanted": "zygote", "mode": "zygote", "state": "ready", "reason": ""},
         "attempts": {"2": {"phase": "prepared", "store_port": 1, "error": "", "ranks": {"0": rank}}},
     }

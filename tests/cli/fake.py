@@ -69,6 +69,7 @@ def live(spec: dict[str, Any], run_dir: Path) -> int:
 def serve(spec: dict[str, Any]) -> int:
     """FAKE: JSON with the seconds until the end, output of rank 0, and how the job ends."""
     run_dir = Path(spec["run_dir"])
+    status = {**STATUS, "nodes": [{"id": node, "state": "active"} for node in spec["nodes"]]}
     plan = {"after_s": 1.0, "stdout": "", "state": "done", "exit_code": 0, **json.loads(os.environ.get("FAKE", "{}"))}
     if plan.get("broken"):
         sys.exit("this controller is broken")
@@ -81,7 +82,7 @@ def serve(spec: dict[str, Any]) -> int:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._answer(STATUS if self.path == "/v1/status" else [])
+            self._answer(status if self.path == "/v1/status" else [])
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -111,7 +112,7 @@ def serve(spec: dict[str, Any]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stdout.log").write_bytes(plan["stdout"].encode("latin-1"))
     stopped.wait(plan["after_s"])
-    result = {**ended, "first_failure": None, "status": STATUS, "attempts": [], "incidents": []}
+    result = {**ended, "first_failure": None, "status": status, "attempts": [], "incidents": []}
     # where the disk is full, the shared memory of the run takes the result
     folder = Path(spec["run_folder"]) if plan.get("no_room") else run_dir
     (folder / "result.new").write_text(json.dumps(result))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from evertrain.cli import places
 from evertrain.cli.console import Console
 from evertrain.cli.plan import Plan
 from evertrain.cli.sizes import played
@@ -46,3 +48,15 @@ def plan(root: Path, **different: Any) -> Plan:
         "notes": (),
     }
     return Plan(**{**usual, **different})
+
+
+def known_job(root: Path, name: str, **different: Any) -> Path:
+    """The run dir of a job that other commands know and of which nothing runs, described as `run` does it."""
+    made = plan(root, job=name)
+    here = places.of(made, f"{name}-1")
+    here.run_dir.mkdir(parents=True)
+    places.write_job(here, made, "http://127.0.0.1:1")
+    described = json.loads((here.run_dir / "job.json").read_bytes())
+    assert different.keys() <= described.keys()
+    places.write_json(here.run_dir / "job.json", {**described, **different})
+    return here.run_dir

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.plans import known_job
 from support.jobs import EVERTRAIN, evertrain, user_environment
 
 
@@ -114,11 +115,7 @@ def test_commands_that_look_know_no_job(folder: Path) -> None:
 
 
 def test_json_of_a_job_that_has_ended_is_all_that_is_on_stdout(folder: Path) -> None:
-    run_dir = folder / "runs" / "job"
-    run_dir.mkdir(parents=True)
-    described = {"job": "job", "run_id": "job-1", "run_dir": str(run_dir), "database": str(run_dir / "events.db")}
-    more = {"lock": "x", "run_folder": "x", "detached": False, "grace_s": 25, "started_time": 1.0}
-    (run_dir / "job.json").write_text(json.dumps({**described, **more}))
+    run_dir = known_job(folder / "runs", "job")
     code, said = refused(folder, "status", "--job", "job")
     assert (code, "has written nothing down yet" in said) == (1, True)
 

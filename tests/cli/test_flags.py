@@ -17,6 +17,7 @@ OWN = {"fresh", "mesh", "local_nodes", "standby", "start", "preload", "python", 
     "detach",
     "grace",
     "print_config",
+    "token_file",
 }
 
 

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from cli.plans import known_job
 from evertrain.cli import registry
 from evertrain.model.errors import TroubleError
 
 
-def job(root: Path, name: str, started_time: float) -> Path:
-    run_dir = root / name
-    run_dir.mkdir(parents=True)
-    described = {
-        "job": name,
-        "run_id": f"{name}-1",
-        "run_dir": str(run_dir),
-        "database": str(run_dir / "events.db"),
-        "lock": str(run_dir / "lock"),
-        "run_folder": "/dev/shm/x",
-        "detached": False,
-        "grace_s": 25.0,
-        "started_time": started_time,
-    }
-    (run_dir / "job.json").write_text(json.dumps(described))
-    return run_dir
-
-
 def test_the_newest_of_registry_and_folder(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path / "state"), "EVERTRAIN_RUN_DIR": str(tmp_path / "here")}
-    job(tmp_path / "here", "local", 5.0)
-    far = job(tmp_path / "elsewhere", "far", 9.0)
+    known_job(tmp_path / "here", "local", started_time=5.0)
+    far = known_job(tmp_path / "elsewhere", "far", started_time=9.0)
     assert registry.find(None, None, environ).job == "local"
     registry.remember("far", far, "far-1", 9.0, environ)
     assert registry.find(None, None, environ).job == "far"
@@ -41,7 +23,7 @@ def test_the_newest_of_registry_and_folder(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_one_job_will_do(tmp_path: Path) -> None:
-    run_dir = job(tmp_path, "one", 1.0)
+    run_dir = known_job(tmp_path, "one", started_time=1.0)
     assert registry.find(None, run_dir, {}).job == "one"
 
 
@@ -49,8 +31,8 @@ def test_an_unknown_job_names_the_known_ones(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path), "EVERTRAIN_RUN_DIR": str(tmp_path / "runs")}
     with pytest.raises(TroubleError, match="there is no job here"):
         registry.find(None, None, environ)
-    job(tmp_path / "runs", "alpha", 1.0)
-    job(tmp_path / "runs", "beta", 2.0)
+    known_job(tmp_path / "runs", "alpha", started_time=1.0)
+    known_job(tmp_path / "runs", "beta", started_time=2.0)
     with pytest.raises(TroubleError, match=r"no job alhpa; did you mean alpha\? \(known: alpha, beta\)"):
         registry.find("alhpa", None, environ)
 
@@ -64,5 +46,5 @@ def test_a_broken_file_is_no_job(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path), "EVERTRAIN_RUN_DIR": str(tmp_path / "runs")}
     (tmp_path / "evertrain" / "jobs").mkdir(parents=True)
     (tmp_path / "evertrain" / "jobs" / "x.json").write_text("{")
-    job(tmp_path / "runs", "good", 1.0)
+    known_job(tmp_path / "runs", "good", started_time=1.0)
     assert registry.find(None, None, environ).job == "good"

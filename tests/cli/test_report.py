@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cli.plans import known_job
 from evertrain.cli.report import duration, markdown, sections
 from evertrain.controller import accounts
 from evertrain.controller.store import EventStore
@@ -35,11 +36,7 @@ def killed_once() -> World:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A job that has ended."""
-    run_dir = tmp_path / "runs" / "job"
-    run_dir.mkdir(parents=True)
-    described = {"job": "job", "run_id": "job-1", "run_dir": str(run_dir), "database": str(run_dir / "events.db")}
-    more = {"lock": "x", "run_folder": "x", "detached": False, "grace_s": 25, "started_time": 1.0}
-    (run_dir / "job.json").write_text(json.dumps({**described, **more}))
+    run_dir = known_job(tmp_path / "runs", "job")
     asyncio.run(write(run_dir / "events.db", killed_once().log))
     return tmp_path
 

@@ -53,7 +53,7 @@ async def killed_run(runs: Path, run_dir: Path, *later: r.AnyRecord) -> Path:
     """A run of two ranks that ended without a word, in its second attempt, which had gone back to step 5."""
     folder = runs / "job-1"
     folder.mkdir()
-    owner = {"pid": 1, "start_ticks": 1, "boot_id": "past", "run_dir": str(run_dir), "processes": {}}
+    owner = {"pid": 1, "start_ticks": 1, "boot_id": "past", "run_dir": str(run_dir), "member": "", "processes": {}}
     (folder / "owner.json").write_text(json.dumps(owner))
     run_dir.mkdir()
     (run_dir / "job.json").write_text(json.dumps({"job": "job", "database": str(run_dir / "events.db")}))

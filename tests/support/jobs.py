@@ -55,11 +55,15 @@ def user_environment(
 
 
 def evertrain(
-    folder: Path, *words: str | Path, timeout_s: float = 30.0, environment: Mapping[str, str] | None = None
+    folder: Path,
+    *words: str | Path,
+    timeout_s: float = 30.0,
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run one `evertrain` command to its end: for commands that look, and for those that must refuse."""
     return subprocess.run(
-        [EVERTRAIN, *words],
+        [*prefix, EVERTRAIN, *words],
         cwd=folder,
         env=dict(environment or user_environment(folder)),
         stdin=subprocess.DEVNULL,
@@ -79,6 +83,8 @@ class Job:
     environment: dict[str, str]
     stdout: Path
     stderr: Path
+    prefix: tuple[str, ...] = ()
+    """Before every command: what runs it on another machine."""
     _ranks: dict[int, ProcessId] = field(default_factory=dict)
 
     @property
@@ -107,6 +113,9 @@ class Job:
 
     def peek(self) -> Json | None:
         """The status straight from the controller: cheap enough to poll; None while there is no controller to ask."""
+        if self.prefix:
+            answer = self._command("status")
+            return json.loads(answer.stdout) if answer.returncode == 0 else None
         try:
             url = json.loads((self.job_dir / "controller.json").read_bytes())["url"]
             token = (self.job_dir / "token").read_text().strip()
@@ -215,8 +224,12 @@ class Job:
         ]
         return "\n".join([f"=== {self.name}: exit code {self.process.poll()}", *parts])
 
+    def _command(self, command: str) -> subprocess.CompletedProcess[str]:
+        words = (command, "--job", self.name, "--json")
+        return evertrain(self.folder, *words, environment=self.environment, prefix=self.prefix)
+
     def _ask(self, command: str) -> Any:
-        answer = evertrain(self.folder, command, "--job", self.name, "--json", environment=self.environment)
+        answer = self._command(command)
         assert answer.returncode == 0, f"{command}: {answer.stderr}\n{self.story()}"
         return json.loads(answer.stdout)
 
@@ -231,6 +244,7 @@ def start(
     job: str | None = None,
     environment: Mapping[str, str] | None = None,
     without: Sequence[str] = (),
+    prefix: Sequence[str] = (),
 ) -> Job:
     """Start `evertrain run` in `folder`, with a script of the folder, of tests/support/scripts, or any path.
 
@@ -241,10 +255,20 @@ def start(
     number = sum(1 for _ in folder.glob("run-*.stdout"))
     stdout, stderr = folder / f"run-{number}.stdout", folder / f"run-{number}.stderr"
     path = next((place / script for place in (folder, SCRIPTS) if (place / script).exists()), Path(script))
-    command: list[str | Path] = [EVERTRAIN, "run", f"--nproc-per-node={nproc}", "--job", name, *flags, path, *args]
+    command: list[str | Path] = [
+        *prefix,
+        EVERTRAIN,
+        "run",
+        f"--nproc-per-node={nproc}",
+        "--job",
+        name,
+        *flags,
+        path,
+        *args,
+    ]
     with stdout.open("wb") as out, stderr.open("wb") as err:
         process = subprocess.Popen(command, cwd=folder, env=whole, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-    return Job(name, folder, process, whole, stdout, stderr)
+    return Job(name, folder, process, whole, stdout, stderr, prefix=tuple(prefix))
 
 
 def close(folder: Path, started: Sequence[Job]) -> None:

@@ -198,7 +198,8 @@ class NodeView:
 
     def _read_copies(self, state: dict[str, Any], order: Desired | None) -> None:
         """List the checkpoints once nothing writes to them any more; a list read earlier would be stale."""
-        if order is None or not _is_settled(state, order):
+        # without ranks it is not known yet whose checkpoints are asked for
+        if order is None or not order.ranks or not _is_settled(state, order):
             self._copies_after = -1
             return
         if self._copies_after == order.last_attempt:

@@ -28,7 +28,7 @@ def look(
     """The records that follow from how still the ranks stand."""
     assert state.run is not None
     alive = attempt.alive()
-    seen = [one for one in picture.activities(attempt.started.placement) if one.rank in alive]
+    seen = [one for one in picture.activities(attempt.started.placement, now) if one.rank in alive]
     hang = find_hang(seen, len(alive), config, stretch=2.0 ** _repeats(state, step))
     if hang is not None and hang.kind != "stuck" and _has_left(attempt):
         hang = None  # the work may be done, and the last ranks upload or clean up; they have a deadline of their own

@@ -119,7 +119,7 @@ def settle(state: JobState, picture: Picture, config: MachinesConfig, now: float
         return [r.NodesSettled(time=now, nodes=_in_order(state, here[: seats.all]), standby=standby)]
     if now - newest < config.join_s:
         return []
-    message = f"{missing(state, picture)} after {now - run.time:.0f} s (machines.join_s)"
+    message = f"{missing(state, picture) or 'no node is here'} after {now - run.time:.0f} s (machines.join_s)"
     return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]
 
 
@@ -128,8 +128,11 @@ def missing(state: JobState, picture: Picture) -> str:
     if state.run is None or state.run.seats is None or state.roster:
         return ""
     here = [node for node in state.known_nodes() if picture.connected(node)]
-    named = ", ".join(here) or "none"
-    return f"{len(here)} of {state.run.seats.all} nodes are here ({named}); run the same command on the others"
+    if not here:
+        return ""  # the first node itself is about to speak
+    return (
+        f"{len(here)} of {state.run.seats.all} nodes are here ({', '.join(here)}); run the same command on the others"
+    )
 
 
 def _in_order(state: JobState, here: list[str]) -> tuple[str, ...]:

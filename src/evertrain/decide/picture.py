@@ -7,6 +7,7 @@ is decided about a node that has not.
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from evertrain.model.activity import RankActivity
 from evertrain.model.report import AttemptReport, NodeReport, PageReport
@@ -36,12 +37,16 @@ class Picture(msgspec.Struct, frozen=True):
             return None
         return next((attempt for attempt in report.attempts if attempt.attempt == number), None)
 
-    def activities(self, placement: dict[int, str]) -> list[RankActivity]:
-        """Ranks that stand still, of nodes that can be heard."""
+    def activities(self, placement: dict[int, str], now: float) -> list[RankActivity]:
+        """Ranks that stand still, of nodes that can be heard, and for no longer than every node has been heard.
+
+        While a link was down its two ends could not move; when it is back they need their time to find each other.
+        """
+        nodes = [node for node in dict.fromkeys(placement.values()) if self.connected(node)]
+        longest_s = now - max((self.nodes[node].since for node in nodes), default=now)
         return [
-            one
-            for node in dict.fromkeys(placement.values())
-            if self.connected(node)
+            replace(one, still_s=min(one.still_s, longest_s))
+            for node in nodes
             for one in self.nodes[node].report.activities
         ]
 

@@ -1,0 +1,141 @@
+"""Machines for tests: network, host name and shared memory of their own, on this one.
+
+    first, second = machines.pair(folder)          # the fixture `two_machines` of tests/system/conftest.py
+    first.start("train.py", flags=[...])           # `evertrain run` there
+    with link.down(): ...
+
+Each has a namespace for its network (joined by a cable), one for its mounts (its own /dev/shm) and one for its name; a
+process that sleeps holds them, so that what lies in memory outlives a job as it does on a real machine. The file system
+is shared as it would be by NFS, unless a machine is given a folder of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from support import jobs, processes
+
+_numbers = count(1)
+
+HOLD = """
+mount --make-rprivate / && mount -t tmpfs -o size=1g tmpfs /dev/shm && mount --bind "$1" /etc/hosts && hostname "$2" &&
+echo ready && exec sleep 3600
+"""
+
+
+def why_not() -> str:
+    """Why machines cannot be made here; empty where they can."""
+    if os.getuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "unshare", "nsenter") if shutil.which(tool) is None]
+    if missing:
+        return f"{', '.join(missing)} is not installed"
+    name = f"et-try-{os.getpid()}"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if tried.returncode:
+        return f"network namespaces cannot be made here: {tried.stderr.strip()}"
+    _ip("netns", "del", name)
+    return ""
+
+
+@dataclass
+class Machine:
+    name: str
+    address: str
+    namespace: str
+    cable: str
+    """Its end of the cable."""
+    folder: Path
+    """Where commands run, and job folders lie."""
+    holder: subprocess.Popen[str]
+    started: list[jobs.Job] = field(default_factory=list)
+
+    @property
+    def prefix(self) -> list[str]:
+        return ["nsenter", f"--target={self.holder.pid}", f"--wd={self.folder}", "--mount", "--uts", "--net"]
+
+    def start(self, script: str | Path, **options: Any) -> jobs.Job:
+        """`evertrain run` on this machine."""
+        self.started.append(jobs.start(self.folder, script, prefix=self.prefix, **options))
+        return self.started[-1]
+
+    def crash(self) -> None:
+        """Kill every process of the jobs of this machine at once; what lies in its memory stays."""
+        for process in list(self.processes()):
+            processes.send(process)
+
+    def processes(self) -> Iterator[processes.ProcessId]:
+        own = os.stat(f"/proc/{self.holder.pid}/ns/net").st_ino
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                is_here = os.stat(entry / "ns/net").st_ino == own
+            except OSError:
+                continue
+            found = processes.identify(int(entry.name))
+            if is_here and found is not None and found.pid != self.holder.pid:
+                yield found
+
+    @contextmanager
+    def unplugged(self) -> Iterator[None]:
+        """The cable is out for as long as the block runs."""
+        _ip("-n", self.namespace, "link", "set", self.cable, "down")
+        try:
+            yield
+        finally:
+            _ip("-n", self.namespace, "link", "set", self.cable, "up")
+
+
+@contextmanager
+def pair(folder: Path, *, shared: bool = True) -> Iterator[tuple[Machine, Machine]]:
+    """Two machines and the cable between them; at the end every job is closed and both are gone."""
+    number = next(_numbers)
+    mark = f"et{jobs.SESSION}{number}"
+    names = (f"alpha-{mark}", f"beta-{mark}")
+    addresses = ("10.211.0.1", "10.211.0.2")
+    hosts = folder / "hosts"
+    lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in zip(addresses, names, strict=True))]
+    hosts.write_text("\n".join(lines) + "\n")
+    made: list[Machine] = []
+    spaces = [f"{mark}{letter}" for letter in "ab"]
+    try:
+        for space in spaces:
+            _ip("netns", "add", space)
+            _ip("-n", space, "link", "set", "lo", "up")
+        cables = [f"{space}c" for space in spaces]
+        _ip("link", "add", cables[0], "netns", spaces[0], "type", "veth", "peer", "name", cables[1], "netns", spaces[1])
+        for name, address, space, cable in zip(names, addresses, spaces, cables, strict=True):
+            _ip("-n", space, "addr", "add", f"{address}/24", "dev", cable)
+            _ip("-n", space, "link", "set", cable, "up")
+            home = folder if shared else folder / name
+            home.mkdir(exist_ok=True)
+            made.append(Machine(name, address, space, cable, home, _hold(space, hosts, name)))
+        yield made[0], made[1]
+    finally:
+        for machine in made:
+            jobs.close(machine.folder, machine.started)
+        for machine in made:
+            machine.crash()
+            machine.holder.kill()
+            with machine.holder:
+                pass  # waits, and closes the pipe
+        for space in spaces:
+            _ip("netns", "del", space)
+
+
+def _hold(space: str, hosts: Path, name: str) -> subprocess.Popen[str]:
+    words = ["ip", "netns", "exec", space, "unshare", "--mount", "--uts", "sh", "-c", HOLD, "sh", str(hosts), name]
+    holder = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "ready\n", f"no machine {name}"
+    return holder
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
+from evertrain.decide.joining import Wish, admit
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.state import JobState, apply
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.model.config import Config
-from evertrain.model.records import AnyRecord, RunStarted, StopRequested, TermStarted
+from evertrain.model.records import AnyRecord, NodeJoined, RunStarted, StopRequested, TermStarted
 from evertrain.model.report import (
     AttemptReport,
     Copy,
@@ -29,7 +30,7 @@ from evertrain.model.report import (
     RankReport,
     Starter,
 )
-from evertrain.model.spec import Command, ControllerSpec
+from evertrain.model.spec import Command, ControllerSpec, Seats
 
 ALLREDUCE = Operation("0", "allreduce", 7)
 
@@ -93,13 +94,15 @@ class Node:
 
 
 class World:
-    """A job on `nodes` nodes of `nproc` ranks."""
+    """A job on `nodes` nodes of `nproc` ranks; with `seats` on one, and the others `join` it."""
 
-    def __init__(self, nodes: int = 2, nproc: int = 2, *, config: Config | None = None, **run: object) -> None:
+    def __init__(
+        self, nodes: int = 2, nproc: int = 2, *, seats: Seats | None = None, config: Config | None = None, **run: object
+    ) -> None:
         self.now = 1000.0
         self.config = config or Config()
         self.pids = iter(range(100, 10**9))
-        names = tuple(f"node-{index}" for index in range(nodes))
+        names = tuple(f"node-{index}" for index in range(1 if seats is not None else nodes))
         self.nodes = {name: Node(name, Identity(next(self.pids), 1)) for name in names}
         self.spec = ControllerSpec(
             job="job", run_id="job-1", run_dir="/run", log_root="/run/logs", database="", token_file="", listen_fd=0,
@@ -109,12 +112,36 @@ class World:
         self.state = JobState()
         started = {
             "run_id": "job-1", "nodes": names, "standby": 0, "nproc_per_node": nproc, "fresh": False,
-            "start": "zygote", "command": "t.py", **run,
+            "start": "zygote", "command": "t.py", "seats": seats, **run,
         }  # fmt: skip
         self.write(RunStarted(time=self.now, **started))  # type: ignore[arg-type]
         self.write(TermStarted(time=self.now, term=1))
 
+    @property
+    def run(self) -> RunStarted:
+        assert self.state.run is not None
+        return self.state.run
+
     # -- what a test does ----------------------------------------------------------------------------------------------
+
+    def join(self, host: str) -> None:
+        """`evertrain run` is called on `host`: it gets a seat, and its agent connects."""
+        wish = Wish(host=host, instance=str(next(self.pids)), nproc_per_node=self.run.nproc_per_node, version="1.0")
+        joined = admit(self.state, self.picture(), wish, job="job", version="1.0", now=self.now)
+        assert isinstance(joined, NodeJoined), joined
+        self.write(joined)
+        node = self.nodes.setdefault(joined.node, Node(joined.node, Identity(next(self.pids), 1)))
+        node.connected = True
+
+    def run_again(self) -> None:
+        """The same command after the job has ended: nothing but the disks is left."""
+        assert self.state.ended is not None
+        for node in self.nodes.values():
+            self.nodes[node.name] = Node(node.name, Identity(next(self.pids), 1), disk=node.disk, connected=False)
+        for name in self.run.nodes:
+            self.nodes[name].connected = True
+        self.write(replace(self.run, time=self.now, run_id=f"job-{next(self.pids)}"))
+        self.write(TermStarted(time=self.now, term=self.state.term + 1))
 
     def fail(self, rank: int, status: int = -9, *, error: RankError | None = None, later: float = 0.0) -> None:
         """The running process of `rank` ends; the others lose their connection 5 ms after it."""
@@ -279,7 +306,7 @@ class World:
         node.memory = [*kept, self._copy(process.rank, process.step, number)]
 
     def _copy(self, rank: int, step: int, attempt: int) -> Copy:
-        world_size = len(self.nodes) * self.spec.nproc_per_node
+        world_size = len(self.state.placement())
         return Copy(rank=rank, step=step, attempt=attempt, world_size=world_size, tier="memory")
 
     def _perform(self, node: Node, order: Desired) -> None:

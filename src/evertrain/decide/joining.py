@@ -64,9 +64,10 @@ def admit(
         return mine
     if why := _rank_is_taken(state, run.seats, picture, wish, now):
         return Refusal(why)
-    name = _free_name(state, picture, wish.host, now)
+    seated = state.roster or (run.nodes[0], *(node for node in state.joined if _is_here(state, picture, node, now)))
+    name = _free_name(state, picture, wish.host, now) if state.roster or len(seated) < run.seats.all else None
     if name is None:
-        return Refusal(f"job {job} has its {len(state.roster)} nodes: {', '.join(state.roster[:8])}")
+        return Refusal(f"job {job} has its {len(seated)} nodes: {', '.join(seated[:8])}")
     return r.NodeJoined(time=now, node=name, instance=wish.instance, node_rank=wish.node_rank)
 
 

@@ -85,6 +85,7 @@ class Node:
     memory: list[Copy] = field(default_factory=list)
     disk: list[Copy] = field(default_factory=list)
     connected: bool = True
+    heard: NodePicture | None = None
     away: bool = False
     """The keeper is gone and has not come back yet."""
     flushed: int | None = None
@@ -238,7 +239,15 @@ class World:
         self.state = apply(self.state, record)
 
     def picture(self) -> Picture:
-        return Picture({name: NodePicture(self.report(node), node.connected, 0.0) for name, node in self.nodes.items()})
+        for node in self.nodes.values():
+            before = node.heard
+            since = before.since if before is not None else 0.0
+            if before is not None and before.connected != node.connected:
+                since = self.now
+            # of who is not heard the last report stands
+            report = before.report if before is not None and not node.connected else self.report(node)
+            node.heard = NodePicture(report, node.connected, since)
+        return Picture({name: node.heard for name, node in self.nodes.items() if node.heard is not None})
 
     def report(self, node: Node) -> NodeReport:
         settled = not any(held.phase == "running" for held in node.attempts.values())

@@ -60,7 +60,7 @@ def blame(state: JobState, attempt: Attempt, incident: Incident | None = None) -
     if incident is not None and incident.opened.source != "exit":
         return _as_opened(incident)
     if lost and not any(end.status is not None for end in own):
-        return _node_lost(lost, failures)
+        return _node_lost(state, lost, failures)
     if own:
         return _first_failure(next(end for end in own if end.status is not None), failures)
     early = sorted((end for end in attempt.ends.values() if end.status == 0), key=lambda end: end.ended_time)
@@ -90,7 +90,7 @@ def _first_failure(first: r.RankEnd, failures: list[r.RankEnd]) -> Blame:
     )
 
 
-def _node_lost(lost: list[r.RankEnd], failures: list[r.RankEnd]) -> Blame:
+def _node_lost(state: JobState, lost: list[r.RankEnd], failures: list[r.RankEnd]) -> Blame:
     nodes = tuple(dict.fromkeys(end.node for end in lost))
     ranks = tuple(end.rank for end in lost)
     return Blame(
@@ -100,8 +100,14 @@ def _node_lost(lost: list[r.RankEnd], failures: list[r.RankEnd]) -> Blame:
         category="host_os",
         ranks=ranks,
         nodes=nodes,
-        evidence=tuple(f"the keeper of {node} is gone and its ranks with it" for node in nodes),
+        evidence=tuple(_how_lost(state, node) for node in nodes),
     )
+
+
+def _how_lost(state: JobState, node: str) -> str:
+    if node in state.nodes and state.nodes[node].state == "lost":
+        return f"{node}: {state.nodes[node].because}"
+    return f"the keeper of {node} is gone and its ranks with it"
 
 
 def _left_early(early: list[r.RankEnd], attempt: Attempt, failures: list[r.RankEnd]) -> Blame:

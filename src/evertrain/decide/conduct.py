@@ -11,7 +11,7 @@ The rules stand in the order in which they are asked; each is a function of a fe
 
 from __future__ import annotations
 
-from evertrain.decide import blame, hangs, incidents, joining, restart, resume
+from evertrain.decide import blame, hangs, incidents, joining, lost, restart, resume
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.detect import exits
@@ -27,20 +27,29 @@ def decide(state: JobState, picture: Picture, config: Config, now: float) -> lis
     """The records that follow at once; none when there is nothing to do but wait."""
     if state.run is None or state.ended is not None:
         return []
-    for rule in (_nodes_join, _node_states, _ranks_ended, _attempt_running, _attempt_over, _verdict, _close, _start):
+    for rule in (
+        _nodes_come_and_go,
+        _node_states,
+        _ranks_ended,
+        _attempt_running,
+        _attempt_over,
+        _verdict,
+        _close,
+        _start,
+    ):
         if records := rule(state, picture, config, now):
             return records
     return []
 
 
-def _nodes_join(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
-    """The nodes of a job on several machines; one that its `run` has left stops the job as a signal would."""
+def _nodes_come_and_go(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """Nodes come and go; one that its `run` has left stops the job as a signal would."""
     if state.stop is None:
         for node in state.known_nodes():
             report = picture.report(node)
             if report is not None and report.owner_gone:
                 return [r.StopRequested(time=now, signal=15, because=f"`evertrain run` on {node} is gone")]
-    return joining.settle(state, picture, config.machines, now)
+    return joining.settle(state, picture, config.machines, now) or lost.look(state, picture, config.machines, now)
 
 
 def _node_states(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
@@ -49,7 +58,7 @@ def _node_states(state: JobState, picture: Picture, config: Config, now: float) 
     changed: list[AnyRecord] = []
     for node in state.roster:
         report = picture.report(node)
-        if report is None:
+        if report is None or not picture.connected(node):
             continue
         stuck = [rank for attempt in report.attempts for rank in attempt.ranks if rank.state == "stuck"]
         if stuck:

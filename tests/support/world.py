@@ -15,6 +15,7 @@ from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.state import JobState, apply
 from evertrain.model.activity import Operation, RankActivity
+from evertrain.model.clocks import Clock
 from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord, RunStarted, StopRequested, TermStarted
 from evertrain.model.report import (
@@ -58,6 +59,16 @@ class Process:
     phase: str = "train"
     still_since: float | None = None
     activity: dict[str, object] = field(default_factory=dict)
+
+    def shift(self, by_s: float) -> None:
+        """As a controller whose clock is ahead by so much corrects what the agent reports."""
+        self.resumed, self.passed, self.progress = (
+            time and time + by_s for time in (self.resumed, self.passed, self.progress)
+        )
+        if self.still_since is not None:
+            self.still_since += by_s
+        if self.exit is not None:
+            self.exit = replace(self.exit, time=self.exit.time + by_s)
 
 
 @dataclass
@@ -112,7 +123,8 @@ class World:
             "start": "zygote", "command": "t.py", **run,
         }  # fmt: skip
         self.write(RunStarted(time=self.now, **started))  # type: ignore[arg-type]
-        self.write(TermStarted(time=self.now, term=1))
+        self.clock = Clock("boot-1", 0.0)
+        self.write(TermStarted(time=self.now, term=1, clock=self.clock))
 
     # -- what a test does ----------------------------------------------------------------------------------------------
 
@@ -175,13 +187,20 @@ class World:
     def stop(self, signal: int = 15) -> None:
         self.write(StopRequested(time=self.now, signal=signal, because="asked to"))
 
-    def take_over(self) -> None:
-        """The controller dies; another one reads the log and hears nothing yet."""
+    def take_over(self, *, jump_s: float = 0.0) -> None:
+        """The controller dies; another one, maybe on a machine whose clock is `jump_s` ahead, goes on from the log."""
+        if jump_s:
+            self.now += jump_s
+            self.clock = Clock(f"boot at {self.now}", 0.0)
+            for node in self.nodes.values():
+                for held in node.attempts.values():
+                    for process in held.processes.values():
+                        process.shift(jump_s)
         again = JobState()
         for record in self.log:
             again = apply(again, record)
         assert again == self.state
-        self.write(TermStarted(time=self.now, term=self.state.term + 1))
+        self.write(TermStarted(time=self.now, term=self.state.term + 1, clock=self.clock))
 
     # -- the machinery -------------------------------------------------------------------------------------------------
 
@@ -211,7 +230,10 @@ class World:
         self.state = apply(self.state, record)
 
     def picture(self) -> Picture:
-        return Picture({name: NodePicture(self.report(node), node.connected, 0.0) for name, node in self.nodes.items()})
+        since = self.state.term_time
+        return Picture(
+            {name: NodePicture(self.report(node), node.connected, since) for name, node in self.nodes.items()}
+        )
 
     def report(self, node: Node) -> NodeReport:
         settled = not any(held.phase == "running" for held in node.attempts.values())

@@ -63,7 +63,7 @@ class NodeView:
         return bool(self._activities)
 
     def report(self, state: dict[str, Any] | None, order: Desired | None) -> NodeReport:
-        """Everything that is on this node, as of now."""
+        """Everything that is on this node, as of now; times are by its monotonic clock."""
         if state is None:
             return NodeReport(
                 node=self._spec.node, address=self._spec.address, blind=("the agent cannot reach its keeper",)

@@ -49,9 +49,8 @@ def _of(job: KnownJob) -> Json:
         return report
     from evertrain.controller import accounts
 
-    # nothing lives: the last record is the end; something does, and its clock runs on
-    now = time.time() if look.lives(job) else None
-    return look.read(job, lambda database: accounts.of_database(database, job.job, now))
+    live = look.lives(job)
+    return look.read(job, lambda database: accounts.of_database(database, job.job, live=live))
 
 
 def markdown(report: Json) -> str:

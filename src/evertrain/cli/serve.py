@@ -52,7 +52,7 @@ def serve(plan: Plan, here: Places, held: int, ready: Callable[[], None]) -> int
     """Run the job to its end; `ready` is called when everything has been started."""
     lock.wait_for_previous(here, say, time.sleep)
     clean.remove_dead_runs(say, here.run_dir, plan.fresh)
-    began = time.time()
+    began = time.monotonic()
     with launch.listen(plan.listen_port) as listener:
         url = launch.url_of(listener)
         try:
@@ -62,7 +62,7 @@ def serve(plan: Plan, here: Places, held: int, ready: Callable[[], None]) -> int
             raise TroubleError(
                 f"{error.filename or here.run_dir} cannot be written ({error.strerror}); --run-dir names another place"
             ) from error
-        supervisor = _assemble(plan, here, listener, url, token, began)
+        supervisor = _assemble(plan, here, listener, url, token)
         for line in _greeting(plan, here):
             say(line)
         return _supervise(supervisor, here, ready, began)
@@ -99,7 +99,7 @@ def _set_aside_old_logs(log_root: Path, run_id: str) -> None:
             folder.rename(aside / folder.name)
 
 
-def _assemble(plan: Plan, here: Places, listener: socket.socket, url: str, token: str, began: float) -> Supervisor:
+def _assemble(plan: Plan, here: Places, listener: socket.socket, url: str, token: str) -> Supervisor:
     # closed only by our end: the other end tells every process of the job that we are gone
     owner = None if plan.detach else os.pipe()[0]
     environ = {name: value for name, value in os.environ.items() if name != "EVERTRAIN_TOKEN"}
@@ -108,7 +108,7 @@ def _assemble(plan: Plan, here: Places, listener: socket.socket, url: str, token
     roles.append(launch.controller(plan, here, listener, environ, owner))
     roles += [launch.agent(plan, here, node, url, environ, owner) for node in nodes]
     children = [Child(role, here.processes / f"{role.name}.json") for role in roles]
-    poller = Poller(url, token, since=began)
+    poller = Poller(url, token)
 
     def tail(write: Write) -> Tail:
         return Tail(here.log_root, plan.console, plan.nproc, plan.world_size, write)
@@ -140,7 +140,7 @@ def _supervise(supervisor: Supervisor, here: Places, ready: Callable[[], None], 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         supervisor.end()
     if result is not None:
-        return summary.show(here, result, time.time() - began)
+        return summary.show(here, result, time.monotonic() - began)
     if supervisor.hopeless is not None:
         return summary.give_up(supervisor.hopeless.role.name, supervisor.hopeless.role.log)
     say(f"job {here.job} did not end in time and was ended by force; see {here.log('controller')}")

@@ -137,6 +137,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """A node's report on its way. All times in it are by the agent's clock, see `model.clocks`."""
+
     job: str
     run_id: str
     term: int

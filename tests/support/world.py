@@ -116,6 +116,8 @@ class World:
             job="job", run_id="job-1", run_dir="/run", log_root="/run/logs", database="", token_file="", listen_fd=0,
             url="", nodes=names, nproc_per_node=nproc, command=Command(kind="script", target="t.py"),
         )  # fmt: skip
+        self.unheard: set[str] = set()
+        """Nodes that have not spoken to this controller yet."""
         self.log: list[AnyRecord] = []
         self.state = JobState()
         started = {
@@ -196,6 +198,7 @@ class World:
                 for held in node.attempts.values():
                     for process in held.processes.values():
                         process.shift(jump_s)
+        self.unheard = set(self.nodes)
         again = JobState()
         for record in self.log:
             again = apply(again, record)
@@ -231,8 +234,13 @@ class World:
 
     def picture(self) -> Picture:
         since = self.state.term_time
+        self.unheard -= {name for name, node in self.nodes.items() if node.connected}
         return Picture(
-            {name: NodePicture(self.report(node), node.connected, since) for name, node in self.nodes.items()}
+            {
+                name: NodePicture(self.report(node), node.connected, since)
+                for name, node in self.nodes.items()
+                if name not in self.unheard
+            }
         )
 
     def report(self, node: Node) -> NodeReport:

@@ -81,6 +81,24 @@ def test_a_killed_rank_is_named_and_training_resumes_at_the_newest_common_step()
     assert seen["seconds"]["recompute"] is not None  # type: ignore[index]
 
 
+def test_marks_add_up_the_tokens_of_all_ranks() -> None:
+    world = running()
+    world.tokens_a_step = 10.0
+    world.train(5)
+    world.turn(10.0)
+    world.fail(2)
+    world.turns()
+    marks = [record for record in world.log if isinstance(record, Progress)]
+    assert [mark.tokens for mark in marks if mark.attempt == 1][-1] == 4 * 5 * 10.0
+    world.nodes["node-1"].connected = False
+    world.take_over()
+    world.train(150)
+    world.turn()
+    newest = world.log[-1]
+    assert isinstance(newest, Progress) and newest.attempt == 2
+    assert newest.tokens == 0.0, "half of the ranks are no sum"
+
+
 def test_a_copy_from_before_a_step_back_is_void() -> None:
     world = running()
     world.train(5)

@@ -56,6 +56,7 @@ class Process:
     resumed: float = 0.0
     passed: float = 0.0
     progress: float = 0.0
+    tokens: float = 0.0
     phase: str = "train"
     still_since: float | None = None
     activity: dict[str, object] = field(default_factory=dict)
@@ -116,6 +117,7 @@ class World:
             job="job", run_id="job-1", run_dir="/run", log_root="/run/logs", database="", token_file="", listen_fd=0,
             url="", nodes=names, nproc_per_node=nproc, command=Command(kind="script", target="t.py"),
         )  # fmt: skip
+        self.tokens_a_step = 0.0
         self.unheard: set[str] = set()
         """Nodes that have not spoken to this controller yet."""
         self.log: list[AnyRecord] = []
@@ -297,11 +299,13 @@ class World:
             rank=process.rank, attempt=number, pid=process.pid, step=process.step if process.step >= 0 else None,
             progress_time=process.progress, resumed_time=process.resumed, passed_time=process.passed,
             passed_step=process.step if process.passed else None, phase=process.phase,
+            tokens=process.tokens,
         )  # fmt: skip
 
     def _step(self, node: Node, number: int, held: Held, process: Process) -> None:
         process.step += 1
         process.progress = self.now
+        process.tokens += self.tokens_a_step
         if not process.passed and process.step > (-1 if held.reached is None else held.reached):
             process.passed = self.now
         kept = [copy for copy in node.memory if copy.rank != process.rank or copy.step > process.step - 3]

@@ -231,6 +231,7 @@ def _page_report(view: pages.PageView) -> PageReport:
         passed_time=passed,
         passed_step=view.passed_step if view.passed_step >= 0 else None,
         loss=view.loss,
+        tokens=view.tokens or 0.0,
         step_s=view.step_s or None,
         collective=f"{collective.op} {collective.seq} {collective.state}" if collective.state != "none" else "",
         env_changed=view.env_changed,

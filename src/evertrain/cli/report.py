@@ -126,7 +126,7 @@ def _time(views: Sequence[tuple[str, Json]]) -> list[tuple[str, ...]]:
         line("not running", "not_running_s", duration),
         line("ETTR (productive / running)", "ettr", _share),
         line("ETTR of the last hour", "ettr_hour", _share),
-        line("ETTR weighted by step speed", "ettr_weighted", _share),
+        line("ETTR weighted by speed", "ettr_weighted", _share),
         line("the same of the last hour", "ettr_weighted_hour", _share),
     ]
 

@@ -18,7 +18,7 @@ from evertrain.detect import exits
 from evertrain.model import records as r
 from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord
-from evertrain.model.report import NodeReport
+from evertrain.model.report import NodeReport, PageReport
 
 _MARK_EVERY_S = 10.0
 
@@ -156,12 +156,22 @@ def _milestones(state: JobState, attempt: Attempt, picture: Picture, config: Con
     step, relative = steps(attempt, picture)
     moved = [page.progress_time for page in pages.values() if page.progress_time > 0]
     if moved and (mark is None or max(moved) - mark.progress_time >= _MARK_EVERY_S):
-        records.append(_mark(attempt, step, relative, max(moved), now))
+        records.append(_mark(attempt, pages, step, relative, now))
     return records
 
 
-def _mark(attempt: Attempt, step: int | None, relative: int, progress_time: float, now: float) -> r.Progress:
-    return r.Progress(time=now, attempt=attempt.number, step=step, relative_step=relative, progress_time=progress_time)
+def _mark(attempt: Attempt, pages: dict[int, PageReport], step: int | None, relative: int, now: float) -> r.Progress:
+    known = attempt.progress.tokens if attempt.progress is not None else 0.0
+    # without all pages there is no sum to compare with the last one
+    whole = pages.keys() >= attempt.started.placement.keys()
+    return r.Progress(
+        time=now,
+        attempt=attempt.number,
+        step=step,
+        relative_step=relative,
+        progress_time=max(page.progress_time for page in pages.values()),
+        tokens=sum(page.tokens for page in pages.values()) if whole else known,
+    )
 
 
 def _closed(incident: int, passed: float, attempt: Attempt, picture: Picture, now: float) -> r.IncidentClosed:
@@ -220,7 +230,7 @@ def _attempt_over(state: JobState, picture: Picture, config: Config, now: float)
         records.append(_closed(incident.number, now, attempt, picture, now))
     moved = [page.progress_time for page in pages.values() if page.progress_time > 0]
     if moved:
-        records.append(_mark(attempt, step, relative, max(moved), now))
+        records.append(_mark(attempt, pages, step, relative, now))
     lasted = max(moved) - attempt.resumed.resumed_time if moved and attempt.resumed is not None else 0.0
     records.append(
         r.AttemptEnded(

@@ -170,6 +170,8 @@ class Progress(Record, frozen=True, kw_only=True):
     step: int | None
     relative_step: int
     progress_time: float
+    tokens: float = 0.0
+    """Of all ranks in this attempt; 0.0 where the script reports none."""
 
 
 class NodeChanged(Record, frozen=True, kw_only=True):

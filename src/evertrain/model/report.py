@@ -87,6 +87,8 @@ class PageReport(msgspec.Struct, frozen=True, kw_only=True):
     passed_time: float = 0.0
     passed_step: int | None = None
     loss: float | None = None
+    tokens: float = 0.0
+    """All of this attempt; 0.0 where the script reports none."""
     step_s: float | None = None
     collective: str = ""
     env_changed: bool = False

@@ -161,8 +161,8 @@ class Session:
         if grad_norm is not None:
             written.grad_norm = page.number(grad_norm)
             written.flags |= page.HAS_GRAD_NORM
-        if tokens is not None:
-            written.tokens = page.number(tokens)
+        if tokens is not None and math.isfinite(more := page.number(tokens)):
+            written.tokens += more
             written.flags |= page.HAS_TOKENS
         if metrics:
             written.set_metrics(metrics)

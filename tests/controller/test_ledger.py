@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import pytest
 from hypothesis import given, settings
@@ -266,8 +266,8 @@ def test_the_hour_forgets_what_the_whole_remembers() -> None:
     assert whole is not None and whole < 1.0
 
 
-def marked(*marks: tuple[float, int]) -> Run:
-    """A run whose only attempt is in its loop after 100 s and has these marks (time after that, step)."""
+def marked(*marks: tuple[float, int], tokens: tuple[float, ...] = ()) -> Run:
+    """A run whose only attempt is in its loop after 100 s and has these marks (time after that, step), maybe tokens."""
     world = World()
     world.now += 100.0
     world.turns()
@@ -275,8 +275,9 @@ def marked(*marks: tuple[float, int]) -> Run:
     assert resumed is not None
     begin = resumed.resumed_time
     log = [record for record in world.log if not isinstance(record, Progress)]
-    for at, step in marks:
-        log.append(Progress(time=begin + at, attempt=1, step=step, relative_step=step, progress_time=begin + at))
+    for (at, step), seen in zip_longest(marks, tokens, fillvalue=0.0):  # type: ignore[misc]
+        mark = Progress(time=begin + at, attempt=1, step=step, relative_step=step, progress_time=begin + at)
+        log.append(replace(mark, tokens=seen))
     return ledger.runs(log, begin + marks[-1][0])[0]
 
 
@@ -301,6 +302,17 @@ def test_a_save_without_steps_makes_the_next_interval_longer() -> None:
     assert weighted / plain == pytest.approx(400 / 450, abs=1e-3)
 
 
+def test_where_tokens_are_reported_their_speed_counts_and_not_that_of_the_steps() -> None:
+    # steps take twice as long after 300 s, for they are twice as long
+    steps = ((0, 0), (100, 100), (200, 200), (300, 300), (400, 350), (500, 400))
+    seen = marked(*steps, tokens=(0, 1000, 2000, 3000, 4000, 5000))
+    assert ledger.share([seen], weighted=True) == ledger.share([seen])
+    slower = marked(*steps, tokens=(0, 1000, 2000, 3000, 4000, 4500))
+    plain, weighted = ledger.share([slower]), ledger.share([slower], weighted=True)
+    assert plain is not None and weighted is not None
+    assert weighted / plain == pytest.approx(450 / 500, abs=1e-3)
+
+
 def test_where_no_speed_is_known_a_second_counts_in_full() -> None:
     seen = marked((50, 0))
     assert ledger.share([seen], weighted=True) == ledger.share([seen])
@@ -317,7 +329,7 @@ HAPPENINGS = st.lists(
         st.tuples(st.just("wait"), st.integers(1, 40)),
         st.tuples(st.just("lose"), st.integers(0, 1)),
         st.tuples(st.just("return"), st.integers(0, 1)),
-        st.tuples(st.just("take over"), st.just(0)),
+        st.tuples(st.just("take over"), st.sampled_from([0, 3600])),
         st.tuples(st.just("stop"), st.just(15)),
         st.tuples(st.just("again"), st.integers(1, 300)),
     ),
@@ -342,7 +354,7 @@ def happen(world: World, what: str, number: int) -> None:
         case "return":
             world.bring_back(f"node-{number}")
         case "take over":
-            world.take_over()
+            world.take_over(jump_s=number)
         case "stop" if world.state.ended is None:
             world.stop(number)
         case "again":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from evertrain.controller import views
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.state import fold
 from evertrain.model import records as r
 from evertrain.model.report import Identity, NodeReport, PageReport
+from support.world import World
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
@@ -38,3 +40,17 @@ def test_a_loss_that_is_no_number_is_none(loss: float) -> None:
     status = views.status(fold([run, attempt]), picture, job="j", now=4.0)
     json.dumps(status, allow_nan=False)
     assert status["workers"][0]["loss"] is None
+
+
+def test_incidents_of_earlier_runs_are_told_apart_whatever_the_clock_says() -> None:
+    world = World()
+    world.turns()
+    world.train(2)
+    world.turn()
+    world.fail(1)
+    world.turns()
+    assert [seen["this_run"] for seen in views.incidents(world.state)] == [True]
+    started = world.log[0]
+    assert isinstance(started, r.RunStarted)
+    world.write(replace(started, time=world.now, run_id="job-2"))
+    assert [seen["this_run"] for seen in views.incidents(world.state)] == [False]

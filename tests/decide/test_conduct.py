@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -9,7 +11,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from evertrain.controller import views
 from evertrain.model.config import Config, RestartConfig
-from evertrain.model.records import AttemptEnding, AttemptStarted, IncidentOpened, JobEnded, SignalRaised
+from evertrain.model.records import (
+    AttemptEnding,
+    AttemptStarted,
+    IncidentOpened,
+    JobEnded,
+    Progress,
+    SignalRaised,
+    TermStarted,
+)
 from evertrain.model.report import Copy, Exit, RankError
 from support.world import LOST, World
 
@@ -69,6 +79,24 @@ def test_a_killed_rank_is_named_and_training_resumes_at_the_newest_common_step()
     assert (seen["ranks"], seen["nodes"], seen["cause"]) == ([2], ["node-1"], "killed (SIGKILL)")
     assert (seen["action"], seen["first_new_step"]) == ("restart", 5)
     assert seen["seconds"]["recompute"] is not None  # type: ignore[index]
+
+
+def test_marks_add_up_the_tokens_of_all_ranks() -> None:
+    world = running()
+    world.tokens_a_step = 10.0
+    world.train(5)
+    world.turn(10.0)
+    world.fail(2)
+    world.turns()
+    marks = [record for record in world.log if isinstance(record, Progress)]
+    assert [mark.tokens for mark in marks if mark.attempt == 1][-1] == 4 * 5 * 10.0
+    world.nodes["node-1"].connected = False
+    world.take_over()
+    world.train(150)
+    world.turn()
+    newest = world.log[-1]
+    assert isinstance(newest, Progress) and newest.attempt == 2
+    assert newest.tokens == 0.0, "half of the ranks are no sum"
 
 
 def test_a_copy_from_before_a_step_back_is_void() -> None:
@@ -341,6 +369,67 @@ def test_a_controller_may_be_replaced_at_any_moment(turns: int) -> None:
     assert len(world.state.attempts) == 2
 
 
+def a_node_is_away(world: World) -> None:
+    world.fail(0)
+    world.nodes["node-1"].connected = False
+    world.turns()
+
+
+def an_end_is_waited_for(world: World) -> None:
+    frozen = world.report(world.nodes["node-1"])
+    world.fail(0)
+    world.nodes["node-1"].connected = False
+    original = world.report
+    world.report = lambda node: original(node) if node.connected else frozen  # type: ignore[method-assign]
+    world.turns()
+
+
+def a_stop_is_on_its_way(world: World) -> None:
+    an_end_is_waited_for(world)
+    world.stop(15)
+    world.turn()
+
+
+def ranks_finish_in_silence(world: World) -> None:
+    world.end(0, Exit(status=0, time=world.now))
+    world.turns()
+    for node in world.nodes.values():
+        node.connected = False
+
+
+def it_leaves(world: World) -> None:
+    for rank in (0, 1, 2):
+        world.end(rank, Exit(status=0, time=world.now))
+    last = world.process(3)
+    assert last is not None
+    last.phase, last.progress = "exit", world.now
+    world.turn()
+
+
+def all_is_well(world: World) -> None:
+    world.turn()
+
+
+@pytest.mark.parametrize(
+    "situation",
+    [a_node_is_away, an_end_is_waited_for, a_stop_is_on_its_way, ranks_finish_in_silence, it_leaves, all_is_well],
+)
+def test_a_clock_that_is_hours_ahead_at_a_takeover_makes_nobody_late(situation: Callable[[World], None]) -> None:
+    world = running()
+    world.train(3)
+    world.turn()
+    situation(world)
+    before = world.log[:]
+    world.take_over(jump_s=7200.0)
+    world.turns(4)
+    assert [type(record) for record in world.log[len(before) :]] in ([TermStarted], [TermStarted, Progress])
+    world.turns(8, seconds=60.0)
+    if situation is not all_is_well:
+        assert any(isinstance(record, JobEnded | IncidentOpened) for record in world.log[len(before) :]), (
+            "the deadline itself still holds"
+        )
+
+
 class AnyJob(RuleBasedStateMachine):
     """Whatever happens in whatever order: one attempt at a time, no endless loop, the log tells it all."""
 
@@ -382,9 +471,14 @@ class AnyJob(RuleBasedStateMachine):
     def bring_back(self, node: str) -> None:
         self.world.bring_back(node)
 
-    @rule()
-    def replace_controller(self) -> None:
-        self.world.take_over()
+    @rule(jump_s=st.sampled_from([0.0, 1e7]))
+    def replace_controller(self, jump_s: float) -> None:
+        self.world.take_over(jump_s=jump_s)
+
+    @invariant()
+    def time_never_runs_backwards(self) -> None:
+        times = [record.time for record in self.world.log]
+        assert times == sorted(times)
 
     @invariant()
     def one_attempt_runs_at_a_time(self) -> None:

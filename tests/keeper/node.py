@@ -141,7 +141,7 @@ class Node:
             raise AssertionError(f"not in time; state {json.dumps(self.state, indent=1)}\n{self.story()}") from None
         if not received:
             raise ConnectionError("the keeper has hung up")
-        self.heard_time = time.time()
+        self.heard_time = time.monotonic()
         *lines, self._rest = (self._rest + received).split(b"\n")
         for line in lines:
             message = json.loads(line)

@@ -111,6 +111,11 @@ class Job:
         incidents: list[Json] = self._ask("incidents")
         return incidents
 
+    def report(self) -> Json:
+        """What `evertrain report --json` prints, during or after the run."""
+        report: Json = self._ask("report")
+        return report
+
     def peek(self) -> Json | None:
         """The status straight from the controller: cheap enough to poll; None while there is no controller to ask."""
         if self.prefix:

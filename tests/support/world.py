@@ -16,6 +16,7 @@ from evertrain.decide.joining import Wish, admit
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.state import JobState, apply
 from evertrain.model.activity import Operation, RankActivity
+from evertrain.model.clocks import Clock
 from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord, NodeJoined, RunStarted, StopRequested, TermStarted
 from evertrain.model.report import (
@@ -56,9 +57,20 @@ class Process:
     resumed: float = 0.0
     passed: float = 0.0
     progress: float = 0.0
+    tokens: float = 0.0
     phase: str = "train"
     still_since: float | None = None
     activity: dict[str, object] = field(default_factory=dict)
+
+    def shift(self, by_s: float) -> None:
+        """As a controller whose clock is ahead by so much corrects what the agent reports."""
+        self.resumed, self.passed, self.progress = (
+            time and time + by_s for time in (self.resumed, self.passed, self.progress)
+        )
+        if self.still_since is not None:
+            self.still_since += by_s
+        if self.exit is not None:
+            self.exit = replace(self.exit, time=self.exit.time + by_s)
 
 
 @dataclass
@@ -109,6 +121,7 @@ class World:
             job="job", run_id="job-1", run_dir="/run", log_root="/run/logs", database="", token_file="", listen_fd=0,
             url="", nodes=names, nproc_per_node=nproc, command=Command(kind="script", target="t.py"),
         )  # fmt: skip
+        self.tokens_a_step = 0.0
         self.log: list[AnyRecord] = []
         self.state = JobState()
         started = {
@@ -116,7 +129,8 @@ class World:
             "start": "zygote", "command": "t.py", "seats": seats, **run,
         }  # fmt: skip
         self.write(RunStarted(time=self.now, **started))  # type: ignore[arg-type]
-        self.write(TermStarted(time=self.now, term=1))
+        self.clock = Clock("boot-1", 0.0)
+        self.write(TermStarted(time=self.now, term=1, clock=self.clock))
 
     @property
     def run(self) -> RunStarted:
@@ -203,13 +217,22 @@ class World:
     def stop(self, signal: int = 15) -> None:
         self.write(StopRequested(time=self.now, signal=signal, because="asked to"))
 
-    def take_over(self) -> None:
-        """The controller dies; another one reads the log and hears nothing yet."""
+    def take_over(self, *, jump_s: float = 0.0) -> None:
+        """The controller dies; another one, maybe on a machine whose clock is `jump_s` ahead, goes on from the log."""
+        if jump_s:
+            self.now += jump_s
+            self.clock = Clock(f"boot at {self.now}", 0.0)
+            for node in self.nodes.values():
+                for held in node.attempts.values():
+                    for process in held.processes.values():
+                        process.shift(jump_s)
+        for node in self.nodes.values():
+            node.heard = None
         again = JobState()
         for record in self.log:
             again = apply(again, record)
         assert again == self.state
-        self.write(TermStarted(time=self.now, term=self.state.term + 1))
+        self.write(TermStarted(time=self.now, term=self.state.term + 1, clock=self.clock))
 
     # -- the machinery -------------------------------------------------------------------------------------------------
 
@@ -241,12 +264,12 @@ class World:
     def picture(self) -> Picture:
         for node in self.nodes.values():
             before = node.heard
-            since = before.since if before is not None else 0.0
-            if before is not None and before.connected != node.connected:
-                since = self.now
+            if before is None and not node.connected:
+                continue  # this controller has not heard it yet
+            changed = before is None or before.connected != node.connected
             # of who is not heard the last report stands
             report = before.report if before is not None and not node.connected else self.report(node)
-            node.heard = NodePicture(report, node.connected, since)
+            node.heard = NodePicture(report, node.connected, self.now if before is None or changed else before.since)
         return Picture({name: node.heard for name, node in self.nodes.items() if node.heard is not None})
 
     def report(self, node: Node) -> NodeReport:
@@ -303,11 +326,13 @@ class World:
             rank=process.rank, attempt=number, pid=process.pid, step=process.step if process.step >= 0 else None,
             progress_time=process.progress, resumed_time=process.resumed, passed_time=process.passed,
             passed_step=process.step if process.passed else None, phase=process.phase,
+            tokens=process.tokens,
         )  # fmt: skip
 
     def _step(self, node: Node, number: int, held: Held, process: Process) -> None:
         process.step += 1
         process.progress = self.now
+        process.tokens += self.tokens_a_step
         if not process.passed and process.step > (-1 if held.reached is None else held.reached):
             process.passed = self.now
         kept = [copy for copy in node.memory if copy.rank != process.rank or copy.step > process.step - 3]

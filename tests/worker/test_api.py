@@ -52,7 +52,9 @@ say([info.job, info.attempt, info.restart, info.resume_step, info.rank, info.loc
 def test_reports_reach_the_page(gang: Gang) -> None:
     script = """
 w = torch.ones(2, requires_grad=True)
-evertrain.report(step=7, loss=w.sum(), grad_norm=torch.tensor(0.5), tokens=1024, accuracy=torch.tensor(0.25))
+evertrain.report(step=7, loss=w.sum(), grad_norm=torch.tensor(0.5), tokens=1000, accuracy=torch.tensor(0.25))
+evertrain.report(tokens=24)
+evertrain.report(tokens=float("nan"))
 os._exit(0)
 """
     (result,) = gang.run(script, world=1, reached=6)

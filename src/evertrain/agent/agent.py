@@ -19,6 +19,7 @@ from evertrain.agent.controller_link import ControllerLink
 from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.node import NodeView
 from evertrain.checkpoint import disk
+from evertrain.model.clocks import shifted
 from evertrain.model.report import Desired, DesiredAttempt, Report
 from evertrain.model.spec import AgentSpec
 from evertrain.worker import page
@@ -32,6 +33,8 @@ class Agent:
     def __init__(self, spec: AgentSpec, token: str) -> None:
         self._spec = spec
         self._view = NodeView(spec)
+        # taken once, so that our reports agree with each other whatever happens to the wall clock
+        self._zero = time.time() - time.monotonic()
         self._keeper = KeeperLink(f"{spec.node_dir}/keeper.sock", self._wake_up)
         self._controller = ControllerLink(spec.controller_url, token, spec.job, self._obey)
         self._order: Desired | None = None
@@ -69,8 +72,8 @@ class Agent:
             job=self._spec.job,
             run_id=self._spec.run_id,
             term=self._controller.term,
-            time=time.time(),
-            report=self._view.report(self._keeper.state, self._order),
+            time=self._zero + time.monotonic(),
+            report=shifted(self._view.report(self._keeper.state, self._order), self._zero),
         )
 
     async def _serve(self) -> None:

@@ -28,7 +28,7 @@ def error_of(exception: Path, folder: Path, stderr_tail: str) -> RankError | Non
             file=str(ours.get("file", "")),
             line=int(ours.get("line") or 0),
             step=ours.get("step"),
-            time=_written(exception),
+            time=ours.get("time"),
         )
     if (torchs := _json(folder / "error.json")) is not None:
         return _from_torch(torchs)
@@ -44,13 +44,6 @@ def stderr_tail(folder: Path) -> str:
             return file.read().decode("utf-8", "backslashreplace")
     except OSError:
         return ""
-
-
-def _written(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
 
 
 def _json(path: Path) -> dict[str, Any] | None:

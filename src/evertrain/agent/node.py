@@ -72,7 +72,7 @@ class NodeView:
         return bool(self._activities)
 
     def report(self, state: dict[str, Any] | None, order: Desired | None) -> NodeReport:
-        """Everything that is on this node, as of now."""
+        """Everything that is on this node, as of now; times are by its monotonic clock."""
         if state is None:
             return NodeReport(
                 node=self._spec.node, address=self._spec.address, blind=("the agent cannot reach its keeper",)
@@ -242,6 +242,7 @@ def _page_report(view: pages.PageView) -> PageReport:
         passed_time=passed,
         passed_step=view.passed_step if view.passed_step >= 0 else None,
         loss=view.loss,
+        tokens=view.tokens or 0.0,
         step_s=view.step_s or None,
         collective=f"{collective.op} {collective.seq} {collective.state}" if collective.state != "none" else "",
         env_changed=view.env_changed,

@@ -52,7 +52,7 @@ def from_flags(args: Namespace, environ: Mapping[str, str], seats: Seats | None)
         return None
     slurm = _slurm(args, environ)
     if slurm is not None and not was_given(args, "nnodes"):
-        seats = Seats(slurm.nodes, slurm.nodes)
+        seats = _all_of(slurm, args.standby)
     if seats is None:
         return None
     node_rank = args.node_rank if was_given(args, "node_rank") else slurm.node if slurm is not None else None
@@ -120,6 +120,13 @@ def _slurm(args: Namespace, environ: Mapping[str, str]) -> Slurm | None:
         )
     first, size = SLURM_PORTS
     return Slurm(nodes, node, first_host(names), first + job % size)
+
+
+def _all_of(slurm: Slurm, standby: int) -> Seats:
+    """Every node of the step has a seat; the spares are among them."""
+    if standby >= slurm.nodes:
+        raise UsageError(f"--standby {standby} leaves nothing to train: srun has {slurm.nodes} nodes")
+    return Seats(slurm.nodes - standby, slurm.nodes - standby, standby)
 
 
 def first_host(names: str) -> str:

@@ -35,7 +35,6 @@ Json = dict[str, Any]
 def job(plan: Plan) -> int:
     """Join the job and take part in it to its end; the exit code."""
     assert plan.machines is not None
-    began = time.time()
     seat, token, address = _join(plan, plan.machines)
     devices = plan.devices.get(plan.machines.name, {})
     nodes = replace(plan.nodes, names=(seat["node"],))
@@ -43,12 +42,10 @@ def job(plan: Plan) -> int:
     here = places.of(plan, seat["run_id"], member=seat["node"])
     places.make_run_dir(here)
     held = lock.take(here)
-    return serve.begin(plan, here, lambda ready: _take_part(plan, here, held, token, address, began, ready))
+    return serve.begin(plan, here, lambda ready: _take_part(plan, here, held, token, address, ready))
 
 
-def _take_part(
-    plan: Plan, here: Places, held: int, token: str, address: str, began: float, ready: Callable[[], None]
-) -> int:
+def _take_part(plan: Plan, here: Places, held: int, token: str, address: str, ready: Callable[[], None]) -> int:
     assert plan.machines is not None
     lock.wait_for_previous(here, serve.say, time.sleep)
     clean.remove_dead_runs(serve.say, here.run_dir, plan.fresh)
@@ -58,7 +55,7 @@ def _take_part(
     except OSError as error:
         raise serve.cannot_write(here, error) from error
     owner = serve.owner_pipe(plan)
-    supervisor = serve.assemble(plan, here, [], plan.machines.url, token, owner, plan.local_addr or address, began)
+    supervisor = serve.assemble(plan, here, [], plan.machines.url, token, owner, plan.local_addr or address)
     serve.say(f"job {here.job}: this node is {here.member}, with {plan.nproc} ranks; served by {plan.machines.url}")
     for line in plan.notes:
         serve.say(line)

@@ -28,9 +28,8 @@ class Seen:
 
 
 class Poller(threading.Thread):
-    def __init__(self, url: str, token: str, since: float) -> None:
+    def __init__(self, url: str, token: str) -> None:
         super().__init__(name="poller", daemon=True)
-        self._since = since
         self._url, self._token = url, token
         self._client = client.Client(url, token)
         self._over = threading.Event()
@@ -66,7 +65,7 @@ class Poller(threading.Thread):
             return Seen(status, before.incidents)
         incidents = self._client.get("/v1/incidents")
         # those of earlier runs of the job are history
-        return Seen(status, tuple(incident for incident in incidents if incident["time"] >= self._since))
+        return Seen(status, tuple(incident for incident in incidents if incident["this_run"]))
 
 
 def _settled(seen: Seen) -> bool:

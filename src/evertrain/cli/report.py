@@ -49,9 +49,8 @@ def _of(job: KnownJob) -> Json:
         return report
     from evertrain.controller import accounts
 
-    # nothing lives: the last record is the end; something does, and its clock runs on
-    now = time.time() if look.lives(job) else None
-    return look.read(job, lambda database: accounts.of_database(database, job.job, now))
+    live = look.lives(job)
+    return look.read(job, lambda database: accounts.of_database(database, job.job, live=live))
 
 
 def markdown(report: Json) -> str:
@@ -127,7 +126,7 @@ def _time(views: Sequence[tuple[str, Json]]) -> list[tuple[str, ...]]:
         line("not running", "not_running_s", duration),
         line("ETTR (productive / running)", "ettr", _share),
         line("ETTR of the last hour", "ettr_hour", _share),
-        line("ETTR weighted by step speed", "ettr_weighted", _share),
+        line("ETTR weighted by speed", "ettr_weighted", _share),
         line("the same of the last hour", "ettr_weighted_hour", _share),
     ]
 

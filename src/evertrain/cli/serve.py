@@ -66,7 +66,7 @@ def serve(plan: Plan, here: Places, held: int, bound: socket.socket | None, read
     """Run the job to its end; `ready` is called when everything has been started."""
     lock.wait_for_previous(here, say, time.sleep)
     clean.remove_dead_runs(say, here.run_dir, plan.fresh)
-    began = time.time()
+    began = time.monotonic()
     with bound or launch.listen(plan.listen_port) as listener:
         url = launch.url_of(listener)
         try:
@@ -77,10 +77,10 @@ def serve(plan: Plan, here: Places, held: int, bound: socket.socket | None, read
         owner = owner_pipe(plan)
         address = plan.local_addr or (plan.machines.host if plan.machines is not None else launch.LOOPBACK)
         roles = [launch.controller(plan, here, listener, own_environment(), owner)]
-        supervisor = assemble(plan, here, roles, url, token, owner, address, began)
+        supervisor = assemble(plan, here, roles, url, token, owner, address)
         for line in _greeting(plan, here):
             say(line)
-        return supervise(supervisor, ready, lambda result: summary.show(here, result, time.time() - began))
+        return supervise(supervisor, ready, lambda result: summary.show(here, result, time.monotonic() - began))
 
 
 def cannot_write(here: Places, error: OSError) -> TroubleError:
@@ -137,7 +137,6 @@ def assemble(
     token: str,
     owner: int | None,
     address: str,
-    began: float,
 ) -> Supervisor:
     """Everything that watches over this machine's part of the job; `serving`: the controller, where it is here."""
     environ, nodes = own_environment(), plan.nodes.names
@@ -145,7 +144,7 @@ def assemble(
     roles += serving
     roles += [launch.agent(plan, here, node, url, environ, owner, address) for node in nodes]
     children = [Child(role, here.processes / f"{role.name}.json") for role in roles]
-    poller = Poller(url, token, since=began)
+    poller = Poller(url, token)
     # of several machines each shows the ranks that it runs
     own = nodes if plan.machines is not None else None
 

@@ -17,9 +17,11 @@ import msgspec
 from aiohttp import web
 
 from evertrain.controller import ledger, server, views
+from evertrain.controller.clocks import clock_of_term
 from evertrain.controller.conductor import Conductor
 from evertrain.controller.store import EventStore, read_log
 from evertrain.decide.state import JobState, apply, fold
+from evertrain.keeper.children import boot_id
 from evertrain.model.records import AnyRecord, RunStarted, TermStarted
 from evertrain.model.spec import ControllerSpec
 
@@ -79,10 +81,20 @@ async def _serve(spec: ControllerSpec) -> None:
 
 async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
     """Rebuild the job from its log and open a new term; the first controller of a run opens the run as well."""
-    state = fold(read_log(Path(spec.database)))
-    now = time.time()
+    log = read_log(Path(spec.database))
+    state = fold(log)
+    same_run = state.run is not None and state.run.run_id == spec.run_id
+    monotonic = time.monotonic()
+    clock = clock_of_term(
+        state.clock if same_run else None,
+        log[-1].time if log else 0.0,
+        wall=time.time(),
+        monotonic=monotonic,
+        boot_id=boot_id(),
+    )
+    now = clock.at(monotonic)
     records: list[AnyRecord] = []
-    if state.run is None or state.run.run_id != spec.run_id:
+    if not same_run:
         completed = state.ended is not None and state.ended.state == "done"
         records.append(
             RunStarted(
@@ -101,7 +113,7 @@ async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
                 node_rank=spec.node_rank,
             )
         )
-    records.append(TermStarted(time=now, term=state.term + 1))
+    records.append(TermStarted(time=now, term=state.term + 1, clock=clock))
     await store.append(records)
     for record in records:
         state = apply(state, record)

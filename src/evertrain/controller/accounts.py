@@ -6,7 +6,8 @@ job then, so ETTR leaves it out. Every group (by incident, phase, cause, mechani
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -14,16 +15,24 @@ from typing import Any, get_args
 from evertrain.controller import ledger
 from evertrain.controller.ledger import Phase, Run, Stretch
 from evertrain.controller.store import read_log
-from evertrain.model.records import AnyRecord
+from evertrain.keeper.children import boot_id
+from evertrain.model.records import AnyRecord, TermStarted
 
 Json = dict[str, Any]
 
 _HOUR_S = 3600.0
 
 
-def of_database(database: Path, job: str, now: float | None) -> Json:
-    """The report of a job by its event store."""
-    return report(read_log(database), job=job, now=now)
+def of_database(database: Path, job: str, *, live: bool) -> Json:
+    """The report of a job by its event store; `live`: something of it runs, and its clock runs on."""
+    log = read_log(database)
+    return report(log, job=job, now=_now(log) if live else None)
+
+
+def _now(log: Sequence[AnyRecord]) -> float | None:
+    """By the run's own clock; None where nobody here can read it."""
+    clock = next((record.clock for record in reversed(log) if isinstance(record, TermStarted)), None)
+    return clock.at(time.monotonic()) if clock is not None and clock.boot_id == boot_id() else None
 
 
 def report(log: Iterable[AnyRecord], *, job: str, now: float | None) -> Json:

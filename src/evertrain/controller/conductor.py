@@ -51,11 +51,11 @@ class Conductor:
         self._applicants: list[tuple[joining.Wish, asyncio.Future[NodeJoined | joining.Refusal]]] = []
         self._wake = asyncio.Event()
         self.ended = asyncio.Event()
-        # deadlines must not come early because somebody set the clock
-        self._started_time = time.time() - time.monotonic()
 
-    def _now(self) -> float:
-        return self._started_time + time.monotonic()
+    def now(self) -> float:
+        """By the clock of this term, which nobody can set."""
+        assert self._state.clock is not None
+        return self._state.clock.at(time.monotonic())
 
     @property
     def state(self) -> JobState:
@@ -78,14 +78,14 @@ class Conductor:
         del self._sends[node]
         seen = self._nodes.get(node)
         if seen is not None:
-            self._nodes[node] = NodePicture(seen.report, connected=False, since=self._now())
+            self._nodes[node] = NodePicture(seen.report, connected=False, since=self.now())
         self._wake.set()
 
     def hear(self, report: Report) -> None:
-        """Take a node's newest report."""
+        """Take a node's newest report; its times are by our clock."""
         node = report.report.node
         before = self._nodes.get(node)
-        since = before.since if before is not None and before.connected else self._now()
+        since = before.since if before is not None and before.connected else self.now()
         self._nodes[node] = NodePicture(report.report, connected=True, since=since)
         self._heard[node] = time.monotonic()
         if before is None or not before.connected or _matters(before.report, report.report):
@@ -99,11 +99,11 @@ class Conductor:
         return await answer
 
     def request_stop(self, signal: int, because: str) -> None:
-        self._inbox.append(StopRequested(time=self._now(), signal=signal, because=because))
+        self._inbox.append(StopRequested(time=self.now(), signal=signal, because=because))
         self._wake.set()
 
     def raise_signal(self, node: str, signal: str, evidence: str) -> None:
-        self._inbox.append(SignalRaised(time=self._now(), node=node, signal=signal, evidence=evidence))
+        self._inbox.append(SignalRaised(time=self.now(), node=node, signal=signal, evidence=evidence))
         self._wake.set()
 
     async def run(self) -> None:
@@ -128,13 +128,13 @@ class Conductor:
         for node, seen in self._nodes.items():
             if seen.connected and time.monotonic() - self._heard[node] > limit_s:
                 _log.warning("%s is connected and has said nothing for %g s", node, limit_s)
-                self._nodes[node] = NodePicture(seen.report, connected=False, since=self._now())
+                self._nodes[node] = NodePicture(seen.report, connected=False, since=self.now())
 
     async def _seat(self) -> None:
         waiting, self._applicants = self._applicants, []
         for wish, answer in waiting:
             admitted = joining.admit(
-                self._state, self.picture, wish, job=self._spec.job, version=version.own(), now=self._now()
+                self._state, self.picture, wish, job=self._spec.job, version=version.own(), now=self.now()
             )
             if isinstance(admitted, NodeJoined) and self._state.joined.get(admitted.node) != admitted:
                 await self._commit([admitted])
@@ -146,7 +146,7 @@ class Conductor:
         asked, self._inbox = self._inbox, []
         if self._state.ended is None and asked:
             await self._commit(asked)
-        while records := decide(self._state, self.picture, self._spec.config, self._now()):
+        while records := decide(self._state, self.picture, self._spec.config, self.now()):
             await self._commit(records)
 
     async def _commit(self, records: list[AnyRecord]) -> None:
@@ -164,7 +164,7 @@ class Conductor:
                 send(order)
 
     def status(self) -> dict[str, Any]:
-        return views.status(self._state, self.picture, job=self._spec.job, now=self._now())
+        return views.status(self._state, self.picture, job=self._spec.job, now=self.now())
 
 
 def _matters(before: NodeReport, after: NodeReport) -> bool:

@@ -12,9 +12,10 @@ estimated from the marks in the log. A script that never names its steps cannot 
 when all ranks are in their loop.
 
 ETTR is the productive share of a run's wall time (Kokolis et al.; ByteRobust section 8.1). The weighted one counts a
-productive second as less when steps are slow: by steps per second between two marks, relative to the best median of
-any attempt of the same run (its arguments, hence its step, are the same), and never as more than a second. It stands in
-for MFU, which needs the operations of a step. Where no speed is known a second counts in full.
+productive second as less when training is slow: by tokens per second between two marks, or steps where the script
+reports no tokens, relative to the best median of any attempt of the same run (its arguments, hence its step, are the
+same), and never as more than a second. It stands in for MFU, which needs the operations of a step. Where no speed is
+known a second counts in full.
 """
 
 from __future__ import annotations
@@ -262,7 +263,8 @@ def _productive(run: Run, since: float, weighted: bool) -> float:
     ]
     if not weighted:
         return sum(end - start for start, end, _ in parts)
-    speeds = {number: _speeds(marks) for number, marks in run.marks.items()}
+    by_tokens = any(mark.tokens for marks in run.marks.values() for mark in marks)
+    speeds = {number: _speeds(marks, by_tokens) for number, marks in run.marks.items()}
     # the median of a short attempt is chance: it counts only where there is no long one
     medians = [median(speed for *_, speed in seen) for seen in speeds.values() if len(seen) >= 3]
     medians = medians or [median(speed for *_, speed in seen) for seen in speeds.values() if seen]
@@ -271,22 +273,27 @@ def _productive(run: Run, since: float, weighted: bool) -> float:
     )
 
 
-def _speeds(marks: tuple[Progress, ...]) -> list[tuple[float, float, float]]:
-    """From when to when the attempt did how many steps a second."""
+def _speeds(marks: tuple[Progress, ...], by_tokens: bool) -> list[tuple[float, float, float]]:
+    """From when to when the attempt did how many tokens or steps a second."""
     found: list[tuple[float, float, float]] = []
     before: Progress | None = None
     for mark in marks:
         if before is None:
             before = mark
             continue
-        named = mark.step is not None and before.step is not None
-        steps = mark.step - before.step if named else mark.relative_step - before.relative_step  # type: ignore[operator]
+        done = mark.tokens - before.tokens if by_tokens else _steps(before, mark)
         length = mark.progress_time - before.progress_time
         # a mark without a new step (a save, an evaluation) belongs to the interval of the next step
-        if steps > 0 and length > 0:
-            found.append((before.progress_time, mark.progress_time, steps / length))
+        if done > 0 and length > 0:
+            found.append((before.progress_time, mark.progress_time, done / length))
             before = mark
     return found
+
+
+def _steps(before: Progress, mark: Progress) -> int:
+    if mark.step is not None and before.step is not None:
+        return mark.step - before.step
+    return mark.relative_step - before.relative_step
 
 
 def _weigh(start: float, end: float, speeds: list[tuple[float, float, float]], best: float) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from evertrain.controller import accounts, ledger, views
+from evertrain.controller.clocks import AgentClock
 from evertrain.controller.conductor import Conductor
 from evertrain.decide.joining import Refusal, Wish
 from evertrain.model.report import OTHER_RUN, Desired, Report
@@ -85,7 +85,7 @@ async def _attempts(request: web.Request) -> web.Response:
 async def _report(request: web.Request) -> web.Response:
     """The ledger over all runs; the state knows the newest only, so the log is read, beside the event loop."""
     spec = request.app[_SPEC]
-    return web.json_response(await asyncio.to_thread(accounts.of_database, Path(spec.database), spec.job, time.time()))
+    return web.json_response(await asyncio.to_thread(accounts.of_database, Path(spec.database), spec.job, live=True))
 
 
 class _StopRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -141,6 +141,7 @@ async def _agent(request: web.Request) -> web.WebSocketResponse:
     send = outbox.put_nowait
     writer = asyncio.create_task(_write(socket, outbox))
     node: str | None = None
+    clock = AgentClock()
     try:
         async for message in socket:
             if message.type is not WSMsgType.BINARY:
@@ -158,7 +159,7 @@ async def _agent(request: web.Request) -> web.WebSocketResponse:
             if node is None:
                 node = report.report.node
                 conductor.connect(node, send)
-            conductor.hear(report)
+            conductor.hear(clock.corrected(report, conductor.now()))
     finally:
         writer.cancel()
         if node is not None:

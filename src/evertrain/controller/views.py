@@ -6,7 +6,6 @@ One builder serves the live API and the look at a database after the end.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def status_of(database: Path) -> dict[str, Any]:
     log = read_log(database)
     state = fold(log)
     # a run that ended without a word is as old as its last record
-    last = log[-1].time if log else time.time()
+    last = log[-1].time if log else 0.0
     return status(state, Picture(), job=database.parent.name, now=last, live=False)
 
 
@@ -222,6 +221,7 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
     return {
         "id": opened.incident,
         "attempt": opened.attempt,
+        "this_run": attempt is not None,
         "cause": opened.cause,
         "category": opened.category,
         "ranks": list(opened.ranks),

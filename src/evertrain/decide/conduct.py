@@ -18,7 +18,7 @@ from evertrain.detect import exits
 from evertrain.model import records as r
 from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord
-from evertrain.model.report import NodeReport
+from evertrain.model.report import NodeReport, PageReport
 
 _MARK_EVERY_S = 10.0
 
@@ -125,7 +125,7 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
     step, _ = steps(attempt, picture)
     if attempt.failures() or (state.signals and not state.run.observe_only):  # type: ignore[union-attr]
         return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
-    if attempt.ends and attempt.alive() and _left_behind(attempt, picture, config, now):
+    if attempt.ends and attempt.alive() and _left_behind(state, attempt, picture, config, now):
         return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
     return hangs.look(state, attempt, picture, step, config.hang, now) or _milestones(
         state, attempt, picture, config, now
@@ -146,19 +146,19 @@ def _scripts_are_over(attempt: Attempt, picture: Picture, config: Config, now: f
     )
 
 
-def _left_behind(attempt: Attempt, picture: Picture, config: Config, now: float) -> bool:
+def _left_behind(state: JobState, attempt: Attempt, picture: Picture, config: Config, now: float) -> bool:
     """Whether ranks stand without progress since another one exited with 0, for longer than the deadline."""
     last_exit = max(end.ended_time for end in attempt.ends.values())
     pages = picture.pages(attempt.number)
     moved = [pages[rank].progress_time for rank in attempt.alive() if rank in pages]
-    return now - max([last_exit, *moved]) > config.restart.exit_deadline_s
+    return now - max([last_exit, state.term_time, *moved]) > config.restart.exit_deadline_s
 
 
 def _milestones(state: JobState, attempt: Attempt, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
     pages = picture.pages(attempt.number)
     ranks = attempt.started.placement
     records: list[AnyRecord] = []
-    long_enough = now - attempt.started.time > config.restart.progress_s
+    long_enough = now - state.since(attempt.started.time) > config.restart.progress_s
     resumed = [pages[rank].resumed_time for rank in ranks if rank in pages and pages[rank].resumed_time > 0]
     if attempt.resumed is None and resumed and (len(resumed) == len(ranks) or long_enough):
         records.append(r.AttemptResumed(time=now, attempt=attempt.number, resumed_time=max(resumed)))
@@ -174,12 +174,22 @@ def _milestones(state: JobState, attempt: Attempt, picture: Picture, config: Con
     step, relative = steps(attempt, picture)
     moved = [page.progress_time for page in pages.values() if page.progress_time > 0]
     if moved and (mark is None or max(moved) - mark.progress_time >= _MARK_EVERY_S):
-        records.append(_mark(attempt, step, relative, max(moved), now))
+        records.append(_mark(attempt, pages, step, relative, now))
     return records
 
 
-def _mark(attempt: Attempt, step: int | None, relative: int, progress_time: float, now: float) -> r.Progress:
-    return r.Progress(time=now, attempt=attempt.number, step=step, relative_step=relative, progress_time=progress_time)
+def _mark(attempt: Attempt, pages: dict[int, PageReport], step: int | None, relative: int, now: float) -> r.Progress:
+    known = attempt.progress.tokens if attempt.progress is not None else 0.0
+    # without all pages there is no sum to compare with the last one
+    whole = pages.keys() >= attempt.started.placement.keys()
+    return r.Progress(
+        time=now,
+        attempt=attempt.number,
+        step=step,
+        relative_step=relative,
+        progress_time=max(page.progress_time for page in pages.values()),
+        tokens=sum(page.tokens for page in pages.values()) if whole else known,
+    )
 
 
 def _closed(incident: int, passed: float, attempt: Attempt, picture: Picture, now: float) -> r.IncidentClosed:
@@ -194,10 +204,13 @@ def _end_harder(state: JobState, config: Config, now: float) -> list[AnyRecord]:
     attempt = state.active
     if attempt is None or attempt.ending is None:
         return []
-    if attempt.ending.signal != 9 and now - attempt.ending.time > config.grace_s * 0.6:
+    if attempt.ending.signal != 9 and now - state.since(attempt.ending.time) > config.grace_s * 0.6:
         return [r.AttemptEnding(time=now, attempt=attempt.number, signal=9, because="SIGTERM was not heeded")]
-    waited_s = now - (state.stop or attempt.ending).time
-    if not attempt.alive() or waited_s <= (config.grace_s if state.stop else config.restart.node_return_s):
+    if state.stop is not None:
+        waited_s, limit_s = now - state.since(state.stop.time), config.grace_s
+    else:
+        waited_s, limit_s = now - max(attempt.ending.time, state.term_time), config.restart.node_return_s
+    if not attempt.alive() or waited_s <= limit_s:
         return []
     left = ", ".join(f"rank {rank} on {attempt.started.placement[rank]}" for rank in attempt.alive()[:8])
     message = f"{left}: no word of its end {waited_s:.0f} s after the order to end it; look at that node"
@@ -235,7 +248,7 @@ def _attempt_over(state: JobState, picture: Picture, config: Config, now: float)
         records.append(_closed(incident.number, now, attempt, picture, now))
     moved = [page.progress_time for page in pages.values() if page.progress_time > 0]
     if moved:
-        records.append(_mark(attempt, step, relative, max(moved), now))
+        records.append(_mark(attempt, pages, step, relative, now))
     lasted = max(moved) - attempt.resumed.resumed_time if moved and attempt.resumed is not None else 0.0
     records.append(
         r.AttemptEnded(
@@ -328,7 +341,7 @@ def _out_of_time(state: JobState, config: Config, now: float) -> bool:
     # the last seconds of the grace belong to the processes' own ends
     incident = state.incident
     since = state.stop or (incident.decided if incident is not None else None)
-    return since is not None and now - since.time > config.grace_s - 2.0
+    return since is not None and now - state.since(since.time) > config.grace_s - 2.0
 
 
 def _resume(state: JobState, picture: Picture) -> resume.Resume | None:
@@ -398,7 +411,7 @@ def _give_up_waiting(state: JobState, picture: Picture, config: Config, now: flo
     newest = state.attempt
     since = max(
         newest.ended.time if newest is not None and newest.ended is not None else state.run.time,
-        picture.nodes[node].since if node in picture.nodes else 0.0,
+        picture.nodes[node].since if node in picture.nodes else state.term_time,
     )
     if now - since <= config.restart.node_return_s:
         return []

@@ -20,21 +20,23 @@ def look(state: JobState, picture: Picture, config: MachinesConfig, now: float) 
     if attempt is None:
         return []
     holders = {attempt.started.placement[rank] for rank in attempt.alive()}
-    silent = {
-        node
-        for node in holders
-        if (seen := picture.nodes.get(node)) is not None and not seen.connected and now - seen.since >= config.lost_s
-    }
+    silent_s = {node: now - _since(state, picture, node) for node in holders if not picture.connected(node)}
+    silent = [node for node, length_s in silent_s.items() if length_s >= config.lost_s]
     if not silent or not _peers_are_stalled(attempt, picture, config, now):
         return []
     records: list[AnyRecord] = []
     for node in sorted(silent):
-        because = f"silent for {now - picture.nodes[node].since:.0f} s, and the ranks that wait for it stand still"
+        because = f"silent for {silent_s[node]:.0f} s, and the ranks that wait for it stand still"
         records.append(r.NodeChanged(time=now, node=node, state="lost", because=because))
         ranks = [rank for rank in attempt.alive() if attempt.started.placement[rank] == node]
         ends = (r.RankEnd(rank=rank, node=node, pid=0, status=None, ended_time=now) for rank in ranks)
         records.append(r.RanksEnded(time=now, attempt=attempt.number, ends=tuple(ends)))
     return records
+
+
+def _since(state: JobState, picture: Picture, node: str) -> float:
+    """When the node fell silent; a controller that has never heard it has listened from its own start on."""
+    return picture.nodes[node].since if node in picture.nodes else state.term_time
 
 
 def _peers_are_stalled(attempt: Attempt, picture: Picture, config: MachinesConfig, now: float) -> bool:

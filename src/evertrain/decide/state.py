@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from evertrain.model import records as r
+from evertrain.model.clocks import Clock
 from evertrain.model.records import AnyRecord
 
 
@@ -61,6 +62,12 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
 
     run: r.RunStarted | None = None
     term: int = 0
+    term_time: float = 0.0
+    """When this term began. A controller that was away has not waited for anybody before."""
+    clock: Clock | None = None
+    """By which this term counts."""
+    counted_since: float = 0.0
+    """The run's clock has not jumped since."""
     attempts: tuple[Attempt, ...] = ()
     """Of this run, oldest first."""
     incidents: dict[int, Incident] = {}
@@ -130,6 +137,10 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
             return self.roster
         return (*self.run.nodes, *self.joined) if self.run is not None else ()
 
+    def since(self, time: float) -> float:
+        """From when on a deadline counts that began at `time`: a clock that jumps at a takeover makes nobody late."""
+        return max(time, self.counted_since)
+
     def active_nodes(self) -> tuple[str, ...]:
         return self.roster[: len(self.roster) - self.standby]
 
@@ -158,7 +169,7 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
         case r.NodesSettled():
             return replace(state, roster=record.nodes, standby=record.standby)
         case r.TermStarted():
-            return replace(state, term=record.term)
+            return _term_started(state, record)
         case r.AttemptStarted():
             return _attempt_started(state, record)
         case r.RanksEnded():
@@ -200,6 +211,12 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return replace(state, flushed=record)
         case r.JobEnded():
             return replace(state, ended=record)
+
+
+def _term_started(state: JobState, record: r.TermStarted) -> JobState:
+    same = record.clock is not None and record.clock == state.clock
+    counted_since = state.counted_since if same else record.time
+    return replace(state, term=record.term, term_time=record.time, clock=record.clock, counted_since=counted_since)
 
 
 def _run_started(state: JobState, record: r.RunStarted) -> JobState:

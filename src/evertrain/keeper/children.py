@@ -30,7 +30,7 @@ class Exit:
     status: int
     """Exit code, or the negative number of the signal that ended it."""
     time: float
-    """Wall time at which the keeper heard of it."""
+    """When the keeper heard of it, by the machine's monotonic clock: nobody can set it."""
     core: bool
     """Whether it left a core dump."""
 
@@ -150,7 +150,7 @@ class Children:
         self._look_again = True
 
     def _died(self, child: Child) -> None:
-        now = time.time()
+        now = time.monotonic()
         how = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
         assert how is not None
         self._loop.unwatch(child.pidfd)

@@ -10,13 +10,14 @@ from typing import Literal
 
 import msgspec
 
+from evertrain.model.clocks import Clock
 from evertrain.model.report import Identity, RankError
 from evertrain.model.spec import Seats
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
     time: float
-    """Wall seconds of the controller when it wrote this."""
+    """Seconds by the run's clock when the controller wrote this; all other times in records are by it as well."""
 
 
 class RunStarted(Record, frozen=True, kw_only=True):
@@ -62,6 +63,8 @@ class TermStarted(Record, frozen=True, kw_only=True):
     """A controller took over. Messages of older terms are void."""
 
     term: int
+    clock: Clock | None = None
+    """By which it counts: its predecessor's, or one that may have jumped."""
 
 
 class AttemptStarted(Record, frozen=True, kw_only=True):
@@ -88,7 +91,7 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None
     """Exit code, or minus the signal; None when the keeper was lost with the rank."""
     ended_time: float
-    """By the keeper's clock; order among ranks is decided by it."""
+    """When its keeper saw it; order among ranks is decided by it."""
     killed: bool = False
     """By us: it says nothing about a fault."""
     follower: bool = False
@@ -190,6 +193,8 @@ class Progress(Record, frozen=True, kw_only=True):
     step: int | None
     relative_step: int
     progress_time: float
+    tokens: float = 0.0
+    """Of all ranks in this attempt; 0.0 where the script reports none."""
 
 
 class NodeChanged(Record, frozen=True, kw_only=True):

@@ -90,6 +90,8 @@ class PageReport(msgspec.Struct, frozen=True, kw_only=True):
     passed_time: float = 0.0
     passed_step: int | None = None
     loss: float | None = None
+    tokens: float = 0.0
+    """All of this attempt; 0.0 where the script reports none."""
     step_s: float | None = None
     collective: str = ""
     env_changed: bool = False
@@ -142,6 +144,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """A node's report on its way. All times in it are by the agent's clock, see `model.clocks`."""
+
     job: str
     run_id: str
     term: int

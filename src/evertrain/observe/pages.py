@@ -65,6 +65,7 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     grad_norm: float | None
     tokens: float | None
+    """All that the rank has reported in this attempt."""
     metrics: dict[str, float]
     collective: Collective
     env_changed: bool

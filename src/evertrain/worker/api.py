@@ -61,8 +61,9 @@ def report(
 
     `step` names the step that has just been finished, and makes this job's steps absolute: after a restart Evertrain
     knows from it when training has passed the point where it was. A loss that is not finite keeps the checkpoint of
-    its step from being used. Of `metrics`, eight are kept. A tensor is read with `float()`; on a GPU that waits for
-    it, so report a tensor only as often as you would print it.
+    its step from being used. `tokens` are those that this rank has trained on since its last report; where they are
+    known, the weighted ETTR goes by tokens a second and not by steps. Of `metrics`, eight are kept. A tensor is read
+    with `float()`; on a GPU that waits for it, so report a tensor only as often as you would print it.
 
     Takes a few microseconds, and nothing at all outside `evertrain run`.
     """

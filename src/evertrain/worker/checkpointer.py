@@ -78,7 +78,7 @@ class Checkpointer:
                 self._folder.save(step, self._take())
             return
         current = self._session
-        current.finished(step, time.time())
+        current.finished(step, time.monotonic())
         current.enter("save")
         try:
             if current.loss_is_finite:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
 from typing import Any, NoReturn
@@ -153,6 +154,7 @@ def _described(error: BaseException) -> dict[str, Any]:
         "file": at.filename if at else None,
         "line": at.lineno if at else None,
         "step": session.current.step if session.current else None,
+        "time": time.monotonic(),
     }
 
 

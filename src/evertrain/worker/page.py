@@ -8,7 +8,8 @@ second, also when the rank is stopped or dead:
     └──────────┴──────────┴──────────┘
 
 One write is one slice assignment of finished bytes (threads cannot tear it under the interpreter's lock), takes about
-a microsecond and makes no system call. All fields are native and aligned, so that C can read and write them too.
+a microsecond and makes no system call. All fields are native and aligned, so that C can read and write them too. Times
+are by the machine's monotonic clock, which nobody can set, and which the agent reads as well.
 `evertrain.observe.pages` is the reader.
 """
 
@@ -73,7 +74,7 @@ def create(path: str, *, job: str, term: int, attempt: int, rank: int) -> None:
 
     Raises OSError with the bytes needed and free when the shared memory is full.
     """
-    fields = (MAGIC, LAYOUT, SLOT_BYTES, term, attempt, rank, time.time(), text(job, 64))
+    fields = (MAGIC, LAYOUT, SLOT_BYTES, term, attempt, rank, _now(), text(job, 64))
     body = HEADER.pack(*fields, 0)[: -CRC.size]
     whole = (body + CRC.pack(crc32(body))).ljust(SIZE, b"\0")
     fresh = f"{path}.new"
@@ -171,7 +172,7 @@ class PageWriter:
 
 _pack = SLOT.pack
 _pack_crc = CRC.pack
-_now = time.time
+_now = time.monotonic
 _SECOND = HEADER_BYTES + SLOT_BYTES
 _BEGINNING = struct.Struct("@Q d Qd48s32sI")
 _pack_beginning = _BEGINNING.pack_into

@@ -88,7 +88,7 @@ class Session:
         self._show_phase()
 
     def _show_phase(self) -> None:
-        now = time.time()
+        now = time.monotonic()
         self.page.phase = page.text(self._declared[-1] if self._declared else self._base, 32)
         self.page.phase_time = self.page.progress_time = now
         self.page.write(now)
@@ -110,7 +110,7 @@ class Session:
 
     def optimizer_stepped(self, key: int) -> None:
         written = self.page
-        now = time.time()
+        now = time.monotonic()
         if self.steps.stepped(key):
             written.rel_step += 1
             written.step_s = self.durations.ended(time.monotonic_ns())
@@ -132,7 +132,7 @@ class Session:
 
     def restored(self, step: int | None) -> None:
         """`load()` is done: training goes on after `step`, or begins."""
-        now = time.time()
+        now = time.monotonic()
         written = self.page
         if step is not None:
             written.resumed_step = written.abs_step = step
@@ -151,7 +151,7 @@ class Session:
         metrics: dict[str, SupportsFloat],
     ) -> None:
         written = self.page
-        now = time.time()
+        now = time.monotonic()
         if step is not None:
             self.finished(step, now)
         if loss is not None:
@@ -161,8 +161,8 @@ class Session:
         if grad_norm is not None:
             written.grad_norm = page.number(grad_norm)
             written.flags |= page.HAS_GRAD_NORM
-        if tokens is not None:
-            written.tokens = page.number(tokens)
+        if tokens is not None and math.isfinite(more := page.number(tokens)):
+            written.tokens += more
             written.flags |= page.HAS_TOKENS
         if metrics:
             written.set_metrics(metrics)

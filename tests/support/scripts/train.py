@@ -22,6 +22,7 @@ parser.add_argument("--sleep", type=float, default=0.02, help="seconds a step sl
 parser.add_argument("--hold", default="", metavar="PHASE:RANK[:STEP]")
 parser.add_argument("--no-settle", action="store_true")
 parser.add_argument("--fail", default="", metavar="RANK:STEP", help="this rank raises ValueError at this step, always")
+parser.add_argument("--until", default="", metavar="FILE", help="no further step once this file exists")
 options = parser.parse_args()
 
 RANK = int(os.environ["RANK"])
@@ -51,6 +52,13 @@ def leave(step: int) -> None:
         code = int(order.read_text())
         order.unlink()
         sys.exit(code)
+
+
+def is_enough() -> bool:
+    """Whether any rank sees the file of --until: all of them end after the same step."""
+    found = torch.tensor(float(Path(options.until).exists()))
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)
 
 
 hold("start")
@@ -125,6 +133,8 @@ def train() -> None:
                 # no dropout here: random numbers drawn after `save` would not be drawn again after a restart
                 net.eval()(batch(step))
                 net.train()
+        if options.until and is_enough():
+            break
 
     checkpointer.wait()
     Path(f"final-r{RANK}.json").write_text(json.dumps({"digest": digest(net), "argv": sys.argv[1:]}))

@@ -13,12 +13,20 @@ from evertrain.checkpoint import disk, slots
 from evertrain.worker import slots as layout
 
 
-def slot(folder: Path, rank: int, step: int, data: bytes = b"tensors" * 1000, state: int = layout.COMPLETE) -> Path:
+def slot(
+    folder: Path,
+    rank: int,
+    step: int,
+    data: bytes = b"tensors" * 1000,
+    state: int = layout.COMPLETE,
+    attempt: int = 1,
+    place: int | None = None,
+) -> Path:
     metadata = b"metadata of %d" % step
     header = layout.SlotHeader(
-        state, "job", 1, 1, rank, 2, step, 100.0 + step, len(data), len(metadata), crc32(metadata)
+        state, "job", 1, attempt, rank, 2, step, 100.0 + step, len(data), len(metadata), crc32(metadata)
     )  # fmt: skip
-    path = folder / f"r{rank}" / str(step % 3)
+    path = folder / f"r{rank}" / str(step % 3 if place is None else place)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(layout.pack(header).ljust(layout.HEADER_BYTES, b"\0") + data + metadata + b"slack")
     return path
@@ -71,6 +79,16 @@ def test_the_last_three_steps_are_kept(memory: Path, there: Path) -> None:
     assert steps(there) == [3, 4, 5]
 
 
+def test_a_step_of_a_later_attempt_outlasts_higher_ones_of_a_way_that_was_given_up(memory: Path, there: Path) -> None:
+    for step in (7, 8, 9):
+        disk.flush([slot(memory, 0, step)], there)
+    assert disk.flush([slot(memory, 0, 4, attempt=2)], there) == ()
+    assert steps(there) == [4, 8, 9]
+    for step in (5, 6):
+        disk.flush([slot(memory, 0, step, attempt=2)], there)
+    assert steps(there) == [4, 5, 6]
+
+
 def test_flushing_again_replaces(memory: Path, there: Path) -> None:
     disk.flush([slot(memory, 0, 7), slot(memory, 1, 7)], there)
     assert disk.flush([slot(memory, 0, 7, b"other"), slot(memory, 1, 7, b"other")], there) == ()
@@ -118,3 +136,84 @@ def test_a_new_life_does_not_inherit_the_steps_of_the_old_one(memory: Path, ther
     assert steps(there) == [9], "the first life's own"
     disk.discard_before(2, there)
     assert steps(there) == [] and not (there / "step-000000000009").exists()
+
+
+# --- all that memory holds
+
+
+def copies(there: Path) -> set[tuple[int, int, int]]:
+    """(rank, step, attempt) of each."""
+    return {(copy.rank, copy.step, copy.attempt) for copy in disk.list(there)}
+
+
+def test_every_step_of_memory_goes_to_disk(memory: Path, there: Path) -> None:
+    for rank, held in ((0, (5, 6, 7)), (1, (5, 6))):
+        for step in held:
+            slot(memory, rank, step)
+    slot(memory, 1, 7, state=layout.WRITING)
+    assert disk.flush_all(memory, there) == ((5, 6, 7), ())
+    assert copies(there) == {(0, 5, 1), (1, 5, 1), (0, 6, 1), (1, 6, 1), (0, 7, 1)}
+
+
+def test_nothing_in_memory_is_nothing_to_do(memory: Path, there: Path) -> None:
+    assert disk.flush_all(memory, there) == ((), ())
+    assert not there.exists()
+
+
+def test_of_two_runs_of_a_step_the_later_one_counts(memory: Path, there: Path) -> None:
+    slot(memory, 0, 6, attempt=2, place=0)
+    slot(memory, 0, 6, attempt=1, place=1)
+    assert disk.flush_all(memory, there) == ((6,), ())
+    assert copies(there) == {(0, 6, 2)}
+    slot(memory, 0, 6, attempt=3, place=1)
+    assert disk.flush_all(memory, there) == ((6,), ())
+    assert copies(there) == {(0, 6, 3)}
+
+
+def test_what_is_on_disk_already_is_not_written_again(memory: Path, there: Path) -> None:
+    disk.flush([slot(memory, 0, 6)], there)
+    before = os.stat(layout.flushed_path(str(there), 6, 0)).st_ino
+    assert disk.flush_all(memory, there) == ((6,), ())
+    assert os.stat(layout.flushed_path(str(there), 6, 0)).st_ino == before
+
+
+def test_a_step_that_disk_has_for_more_ranks_is_left(memory: Path, there: Path) -> None:
+    disk.flush([slot(memory, 0, 6), slot(memory, 1, 6)], there)
+    (memory / "r1" / "0").unlink()
+    slot(memory, 0, 6, attempt=2)
+    assert disk.flush_all(memory, there) == ((6,), ())
+    assert copies(there) == {(0, 6, 1), (1, 6, 1)}
+
+
+def test_a_rank_whose_slots_are_on_disk_does_not_keep_another_ranks_step_in_memory(memory: Path, there: Path) -> None:
+    slot(there / "slots", 0, 6)
+    slot(memory, 1, 6)
+    assert disk.flush_all(memory, there) == ((6,), ())
+    assert copies(there) == {(0, 6, 1), (1, 6, 1)}
+
+
+def test_only_steps_that_stayed_are_named(memory: Path, there: Path) -> None:
+    for place, step in enumerate((5, 6, 7, 8)):
+        slot(memory, 0, step, place=place)
+    assert disk.flush_all(memory, there) == ((6, 7, 8), ())
+    assert steps(there) == [6, 7, 8]
+
+
+def test_a_damaged_step_is_named_and_costs_no_other(memory: Path, there: Path) -> None:
+    path = slot(memory, 0, 6)
+    slot(memory, 0, 7)
+    raw = bytearray(path.read_bytes())
+    raw[-10] ^= 1
+    path.write_bytes(raw)
+    kept, (problem,) = disk.flush_all(memory, there)
+    assert kept == (7,) and str(path) in problem
+    assert steps(there) == [7]
+
+
+def test_a_disk_in_the_way_is_one_line_for_all_steps(memory: Path, there: Path) -> None:
+    there.write_text("not a folder")
+    for step in (6, 7):
+        slot(memory, 0, step)
+    kept, problems = disk.flush_all(memory, there)
+    assert kept == () and len(problems) == len(set(problems)) > 0
+    assert all(str(there) in problem for problem in problems)

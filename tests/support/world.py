@@ -156,7 +156,7 @@ class World:
         for name in self.run.nodes:
             self.nodes[name].connected = True
         self.write(replace(self.run, time=self.now, run_id=f"job-{next(self.pids)}"))
-        self.write(TermStarted(time=self.now, term=self.state.term + 1))
+        self.write(TermStarted(time=self.now, term=self.state.term + 1, clock=self.clock))
 
     def fail(self, rank: int, status: int = -9, *, error: RankError | None = None, later: float = 0.0) -> None:
         """The running process of `rank` ends; the others lose their connection 5 ms after it."""

@@ -79,23 +79,26 @@ def flush_all(
     Returns the steps that are on disk then, and what went wrong. Of two runs of one step the later one counts; a step
     that is there already for more ranks is left as it is.
     """
+    folder = os.fspath(disk_dir)
     held: dict[int, dict[int, SlotInfo]] = {}
     for slot in sorted(slots.list(slots_dir), key=lambda slot: slot.attempt):
         held.setdefault(slot.step, {})[slot.rank] = slot
     there: dict[int, dict[int, int]] = {}
-    for copy in list(disk_dir):
-        there.setdefault(copy.step, {})[copy.rank] = copy.attempt
-    steps: set[int] = set()
+    for copy in list(folder):
+        # ranks whose slots are on disk have nothing in memory that could be kept
+        if copy.path == layout.flushed_path(folder, copy.step, copy.rank):
+            there.setdefault(copy.step, {})[copy.rank] = copy.attempt
+    failed: set[int] = set()
     problems: tuple[str, ...] = ()
     for step, ranks in sorted(held.items()):
         known = there.get(step, {})
-        if known.keys() <= ranks.keys() and any(known.get(rank) != slot.attempt for rank, slot in ranks.items()):
-            found = flush([slot.path for slot in ranks.values()], disk_dir)
+        if known.keys() - ranks.keys() or all(known.get(rank) == slot.attempt for rank, slot in ranks.items()):
+            continue
+        if found := flush([slot.path for slot in ranks.values()], folder):
+            failed.add(step)
             problems += found
-            if found:
-                continue
-        steps.add(step)
-    return tuple(sorted(steps)), tuple(dict.fromkeys(problems))
+    kept = {copy.step for copy in list(folder)} & held.keys() - failed
+    return tuple(sorted(kept)), tuple(dict.fromkeys(problems))
 
 
 def discard_before(attempt: int, disk_dir: str | os.PathLike[str]) -> None:
@@ -153,14 +156,24 @@ def _copy(source: str, header: layout.SlotHeader, target: str) -> None:
 
 
 def _tidy(folder: str) -> None:
-    """Remove all but the last three steps, and what a flush that was killed has left."""
+    """Remove all but the last three steps, and what a flush that was killed has left.
+
+    A later attempt may have gone back behind what an earlier one had reached: its steps are the last ones then.
+    """
     unfinished = tuple(name for name in _names(folder) if name.endswith((".partial", ".old")))
-    for name in (*_steps(folder)[:-KEPT], *unfinished):
+    made = sorted(_steps(folder), key=lambda step: (_attempt(folder, step), step))
+    for name in (*made[:-KEPT], *unfinished):
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 def _steps(folder: str) -> tuple[str, ...]:
     return tuple(name for name in _names(folder) if _STEP.fullmatch(name))
+
+
+def _attempt(folder: str, step: str) -> int:
+    """The last one that a rank's copy of the step is of."""
+    headers = (layout.read(os.path.join(folder, step, rank)) for rank in _names(folder, step))
+    return max((header.attempt for header in headers if header is not None), default=0)
 
 
 def _names(*parts: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -14,6 +15,7 @@ from evertrain.controller.store import EventStore
 from evertrain.model import records as r
 from evertrain.model.errors import TroubleError
 from evertrain.model.report import Identity
+from evertrain.model.spec import Seats
 from evertrain.worker import slots
 
 
@@ -24,23 +26,24 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return places.user_folder()
 
 
-def slot(folder: Path, rank: int, step: int, attempt: int) -> None:
+def slot(folder: Path, rank: int, step: int, attempt: int, node: str = "node-0") -> None:
     data, metadata = b"tensors", b"metadata"
     header = slots.SlotHeader(
         slots.COMPLETE, "job", 1, attempt, rank, 2, step, 1.0, len(data), len(metadata), crc32(metadata)
     )  # fmt: skip
-    path = folder / "node-0" / "slots" / f"r{rank}" / str(step % 3)
+    path = folder / node / "slots" / f"r{rank}" / str(step % 3)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(slots.pack(header).ljust(slots.HEADER_BYTES, b"\0") + data + metadata)
 
 
-def attempt_started(number: int, resume: int | None) -> r.AttemptStarted:
+def attempt_started(number: int, resume: int | None, *nodes: str) -> r.AttemptStarted:
+    first, second = nodes or ("node-0", "node-0")
     return r.AttemptStarted(
         time=2.0,
         attempt=number,
         restart_count=number - 1,
-        placement={0: "node-0", 1: "node-0"},
-        keepers={"node-0": Identity(1, 1)},
+        placement={0: first, 1: second},
+        keepers={node: Identity(1, 1) for node in (first, second)},
         master_addr="127.0.0.1",
         master_port=1,
         resume=resume,
@@ -49,27 +52,34 @@ def attempt_started(number: int, resume: int | None) -> r.AttemptStarted:
     )
 
 
-async def killed_run(runs: Path, run_dir: Path, *later: r.AnyRecord) -> Path:
-    """A run of two ranks that ended without a word, in its second attempt, which had gone back to step 5."""
-    folder = runs / "job-1"
+def run_started(**different: Any) -> r.RunStarted:
+    usual: dict[str, Any] = {
+        "time": 1.0, "run_id": "job-1", "nodes": ("node-0",), "standby": 0, "nproc_per_node": 2, "fresh": False,
+        "start": "zygote", "command": "train.py",
+    }  # fmt: skip
+    return r.RunStarted(**{**usual, **different})
+
+
+def owned(folder: Path, run_dir: Path, member: str = "") -> Path:
+    """The folder of a run whose processes lived before this boot."""
     folder.mkdir()
-    owner = {"pid": 1, "start_ticks": 1, "boot_id": "past", "run_dir": str(run_dir), "member": "", "processes": {}}
+    owner = {"pid": 1, "start_ticks": 1, "boot_id": "past", "run_dir": str(run_dir), "member": member, "processes": {}}
     (folder / "owner.json").write_text(json.dumps(owner))
     run_dir.mkdir()
     (run_dir / "job.json").write_text(json.dumps({"job": "job", "database": str(run_dir / "events.db")}))
-    run = r.RunStarted(
-        time=1.0,
-        run_id="job-1",
-        nodes=("node-0",),
-        standby=0,
-        nproc_per_node=2,
-        fresh=False,
-        start="zygote",
-        command="train.py",
-    )
+    return folder
+
+
+async def logged(run_dir: Path, *log: r.AnyRecord) -> None:
     store = EventStore(run_dir / "events.db")
-    await store.append([run, attempt_started(1, None), attempt_started(2, 5), *later])
+    await store.append(list(log))
     store.close()
+
+
+async def killed_run(runs: Path, run_dir: Path, *later: r.AnyRecord) -> Path:
+    """A run of two ranks that ended without a word, in its second attempt, which had gone back to step 5."""
+    folder = owned(runs / "job-1", run_dir)
+    await logged(run_dir, run_started(), attempt_started(1, None), attempt_started(2, 5), *later)
     for rank in (0, 1):
         slot(folder, rank, step=6, attempt=2)
         slot(folder, rank, step=8, attempt=1)  # on the way that was given up
@@ -77,8 +87,8 @@ async def killed_run(runs: Path, run_dir: Path, *later: r.AnyRecord) -> Path:
     return folder
 
 
-def on_disk(run_dir: Path) -> set[tuple[int, int]]:
-    return {(copy.rank, copy.step) for copy in disk.list(run_dir / "checkpoints" / "node-0")}
+def on_disk(run_dir: Path, node: str = "node-0") -> set[tuple[int, int]]:
+    return {(copy.rank, copy.step) for copy in disk.list(run_dir / "checkpoints" / node)}
 
 
 async def test_the_newest_common_step_of_a_killed_run_is_kept(runs: Path, tmp_path: Path) -> None:
@@ -109,3 +119,60 @@ async def test_what_cannot_go_to_disk_stays_until_it_is_given_up(runs: Path, tmp
         clean.remove_dead_runs(said.append, run_dir)
     assert folder.exists()
     assert [removed for removed, _ in clean.remove_dead_runs(said.append, run_dir, fresh=True)] == [folder]
+
+
+# --- of a job on several machines nobody knows which step all its nodes have
+
+
+def killed_member(runs: Path, run_dir: Path) -> Path:
+    """A node that did not serve the job, and so has no log of it."""
+    folder = owned(runs / "job-1.gpu02", run_dir, member="gpu02")
+    for rank, held in ((2, (5, 6, 7)), (3, (5, 6))):
+        for step in held:
+            slot(folder, rank, step, attempt=1, node="gpu02")
+    return folder
+
+
+def test_all_that_a_node_without_the_log_held_is_kept(runs: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "job"
+    folder = killed_member(runs, run_dir)
+    said: list[str] = []
+    assert [removed for removed, _ in clean.remove_dead_runs(said.append)] == [folder]
+    assert on_disk(run_dir, "gpu02") == {(2, 5), (3, 5), (2, 6), (3, 6), (2, 7)}
+    assert said == ["step 5, 6, 7 of job job, whose processes were killed, is on disk now"]
+
+
+def test_steps_of_a_member_that_cannot_go_to_disk_are_all_named(runs: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "job"
+    folder = killed_member(runs, run_dir)
+    (run_dir / "checkpoints").write_text("in the way")
+    with pytest.raises(TroubleError, match=r"^step 5, 6, 7 of job job lies in .* only and cannot be brought to disk"):
+        clean.remove_dead_runs(print, run_dir)
+    assert folder.exists()
+
+
+async def killed_first_node(runs: Path, run_dir: Path, *later: r.AnyRecord) -> Path:
+    """The node that served a job of two machines with a rank each."""
+    folder = owned(runs / "job-1", run_dir)
+    seats = run_started(nodes=("gpu01",), nproc_per_node=1, seats=Seats(2, 2))
+    settled = r.NodesSettled(time=2.0, nodes=("gpu01", "gpu02"), standby=0)
+    await logged(run_dir, seats, settled, attempt_started(1, None, "gpu01", "gpu02"), *later)
+    for step in (5, 6, 7):
+        slot(folder, 0, step, attempt=1, node="gpu01")
+    return folder
+
+
+async def test_the_first_node_of_two_keeps_all_its_steps(runs: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "job"
+    folder = await killed_first_node(runs, run_dir)
+    said: list[str] = []
+    assert [removed for removed, _ in clean.remove_dead_runs(said.append)] == [folder]
+    assert on_disk(run_dir, "gpu01") == {(0, 5), (0, 6), (0, 7)}
+    assert said == ["step 5, 6, 7 of job job, whose processes were killed, is on disk now"]
+
+
+async def test_the_first_node_of_a_job_that_came_to_its_end_has_nothing_to_rescue(runs: Path, tmp_path: Path) -> None:
+    ended = r.JobEnded(time=3.0, state="stopped", exit_code=143, message="")
+    folder = await killed_first_node(runs, tmp_path / "job", ended)
+    assert [removed for removed, _ in clean.remove_dead_runs(print)] == [folder]
+    assert on_disk(tmp_path / "job", "gpu01") == set()

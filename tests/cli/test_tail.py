@@ -33,8 +33,10 @@ def screen() -> Screen:
 
 @pytest.fixture
 def tail(tmp_path: Path, screen: Screen) -> Callable[..., Tail]:
-    def make(console: Console | None = None, nproc: int = 2, world_size: int = 2) -> Tail:
-        return Tail(tmp_path, console or Console(), nproc, world_size, screen)
+    def make(
+        console: Console | None = None, nproc: int = 2, world_size: int = 2, nodes: tuple[str, ...] | None = None
+    ) -> Tail:
+        return Tail(tmp_path, console or Console(), nproc, world_size, screen, nodes)
 
     return make
 
@@ -154,6 +156,55 @@ def test_teed_lines_with_a_word_are_kept_in_a_file_of_the_attempt(
     made.drain()
     assert (tmp_path / "attempt_1" / "filtered_stdout.log").read_bytes() == b"loss 1\nloss 2\n"
     assert not (tmp_path / "attempt_1" / "filtered_stderr.log").exists()
+
+
+def placed(root: Path, rank: int, node: str, *, attempt: int = 1) -> None:
+    """As the rank's agent notes it before the first output."""
+    folder = root / f"attempt_{attempt}" / str(rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "node").write_text(node)
+
+
+def test_of_several_machines_each_shows_its_own_ranks(
+    tmp_path: Path, tail: Callable[..., Tail], screen: Screen
+) -> None:
+    made = tail(nproc=1, world_size=3, nodes=("b",))
+    for rank, node in enumerate("abc"):
+        placed(tmp_path, rank, node)
+        write(tmp_path, f"out {node}\n".encode(), rank=rank)
+        write(tmp_path, f"err {node}\n".encode(), rank=rank, stream="stderr")
+    made.drain()
+    assert (screen.of("stdout"), screen.of("stderr")) == (b"out b\n", b"err b\n")
+
+
+def test_a_rank_is_shown_where_it_runs_in_each_attempt(
+    tmp_path: Path, tail: Callable[..., Tail], screen: Screen
+) -> None:
+    made = tail(nproc=1, world_size=2, nodes=("b",))
+    for attempt, nodes in ((1, "ab"), (2, "ba")):
+        for rank, node in enumerate(nodes):
+            placed(tmp_path, rank, node, attempt=attempt)
+            write(tmp_path, f"{attempt} {rank}\n".encode(), attempt=attempt, rank=rank)
+        made.pump()
+    assert screen.of("stdout") == b"1 1\n2 0\n"
+
+
+def test_whose_rank_it_is_may_be_known_late(tmp_path: Path, tail: Callable[..., Tail], screen: Screen) -> None:
+    made = tail(nproc=1, world_size=1, nodes=("b",))
+    write(tmp_path, b"first\n")
+    assert made.pump() is False, "a folder that is shared may show the one file before the other"
+    placed(tmp_path, 0, "b")
+    made.pump()
+    assert screen.of("stdout") == b"first\n"
+
+
+def test_nodes_of_one_machine_show_all_their_ranks(tmp_path: Path, tail: Callable[..., Tail], screen: Screen) -> None:
+    made = tail(nproc=1, world_size=2)
+    for rank, node in enumerate(("node-0", "node-1")):
+        placed(tmp_path, rank, node)
+        write(tmp_path, f"{node}\n".encode(), rank=rank)
+    made.drain()
+    assert screen.of("stdout") == b"node-0\nnode-1\n"
 
 
 def test_files_of_an_earlier_attempt_are_closed_once_they_are_silent(

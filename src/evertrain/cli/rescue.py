@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -81,14 +81,15 @@ def to_disk(folder: Path) -> Rescue | None:
     return Rescue(job, run_dir, (chosen.step,), tuple(problems))
 
 
-def _all(job: str, run_dir: Path, nodes: Iterable[str], folder: Path) -> Rescue | None:
+def _all(job: str, run_dir: Path, held: Mapping[str, tuple[SlotInfo, ...]], folder: Path) -> Rescue:
     steps: set[int] = set()
     problems: tuple[str, ...] = ()
-    for node in nodes:
-        found, troubles = disk.flush_all(folder / node / "slots", run_dir / "checkpoints" / node)
-        steps.update(found)
+    for node, of_node in held.items():
+        kept, troubles = disk.flush_all(folder / node / "slots", run_dir / "checkpoints" / node)
+        # those that stand to be lost are named where any cannot be kept
+        steps.update((slot.step for slot in of_node) if troubles else kept)
         problems += troubles
-    return Rescue(job, run_dir, tuple(sorted(steps)), problems) if steps or problems else None
+    return Rescue(job, run_dir, tuple(sorted(steps)), problems)
 
 
 def _of_step(held: tuple[SlotInfo, ...], chosen: resume.Resume) -> list[str]:

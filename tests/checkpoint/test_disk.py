@@ -11,25 +11,7 @@ import pytest
 
 from evertrain.checkpoint import disk, slots
 from evertrain.worker import slots as layout
-
-
-def slot(
-    folder: Path,
-    rank: int,
-    step: int,
-    data: bytes = b"tensors" * 1000,
-    state: int = layout.COMPLETE,
-    attempt: int = 1,
-    place: int | None = None,
-) -> Path:
-    metadata = b"metadata of %d" % step
-    header = layout.SlotHeader(
-        state, "job", 1, attempt, rank, 2, step, 100.0 + step, len(data), len(metadata), crc32(metadata)
-    )  # fmt: skip
-    path = folder / f"r{rank}" / str(step % 3 if place is None else place)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(layout.pack(header).ljust(layout.HEADER_BYTES, b"\0") + data + metadata + b"slack")
-    return path
+from support.slots import slot
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 
@@ -16,7 +15,7 @@ from evertrain.model import records as r
 from evertrain.model.errors import TroubleError
 from evertrain.model.report import Identity
 from evertrain.model.spec import Seats
-from evertrain.worker import slots
+from support.slots import slot
 
 
 @pytest.fixture
@@ -24,16 +23,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(places, "SHARED_MEMORY", tmp_path)
     places.user_folder().mkdir()
     return places.user_folder()
-
-
-def slot(folder: Path, rank: int, step: int, attempt: int, node: str = "node-0") -> None:
-    data, metadata = b"tensors", b"metadata"
-    header = slots.SlotHeader(
-        slots.COMPLETE, "job", 1, attempt, rank, 2, step, 1.0, len(data), len(metadata), crc32(metadata)
-    )  # fmt: skip
-    path = folder / node / "slots" / f"r{rank}" / str(step % 3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(slots.pack(header).ljust(slots.HEADER_BYTES, b"\0") + data + metadata)
 
 
 def attempt_started(number: int, resume: int | None, *nodes: str) -> r.AttemptStarted:
@@ -80,10 +69,11 @@ async def killed_run(runs: Path, run_dir: Path, *later: r.AnyRecord) -> Path:
     """A run of two ranks that ended without a word, in its second attempt, which had gone back to step 5."""
     folder = owned(runs / "job-1", run_dir)
     await logged(run_dir, run_started(), attempt_started(1, None), attempt_started(2, 5), *later)
+    memory = folder / "node-0" / "slots"
     for rank in (0, 1):
-        slot(folder, rank, step=6, attempt=2)
-        slot(folder, rank, step=8, attempt=1)  # on the way that was given up
-    slot(folder, 0, step=7, attempt=2)  # rank 1 has not saved it yet
+        slot(memory, rank, step=6, attempt=2)
+        slot(memory, rank, step=8, attempt=1)  # on the way that was given up
+    slot(memory, 0, step=7, attempt=2)  # rank 1 has not saved it yet
     return folder
 
 
@@ -129,7 +119,7 @@ def killed_member(runs: Path, run_dir: Path) -> Path:
     folder = owned(runs / "job-1.gpu02", run_dir, member="gpu02")
     for rank, held in ((2, (5, 6, 7)), (3, (5, 6))):
         for step in held:
-            slot(folder, rank, step, attempt=1, node="gpu02")
+            slot(folder / "gpu02" / "slots", rank, step)
     return folder
 
 
@@ -158,7 +148,7 @@ async def killed_first_node(runs: Path, run_dir: Path, *later: r.AnyRecord) -> P
     settled = r.NodesSettled(time=2.0, nodes=("gpu01", "gpu02"), standby=0)
     await logged(run_dir, seats, settled, attempt_started(1, None, "gpu01", "gpu02"), *later)
     for step in (5, 6, 7):
-        slot(folder, 0, step, attempt=1, node="gpu01")
+        slot(folder / "gpu01" / "slots", 0, step)
     return folder
 
 

@@ -130,7 +130,7 @@ class Agent:
     def leave_alone(self, because: str) -> None:
         """Leave the job without the controller, once."""
         if self._leaving is None:
-            self._leave(departure.alone(because, self._spec, self._keeper, self._view.slots_dir, self._controller.term))
+            self._leave(departure.alone(because, self._spec, self._keeper, self._view.slots_dir))
 
     def _notice_loneliness(self) -> None:
         """A controller that is away is no reason to do anything while ranks make progress."""

@@ -34,22 +34,27 @@ async def by_order(order: Desired, spec: AgentSpec, keeper: KeeperLink, slots_di
         _, problems = await asyncio.to_thread(disk.flush_all, slots_dir, spec.disk_dir)
     if order.discard_checkpoints:
         shutil.rmtree(spec.disk_dir, ignore_errors=True)
-    _write_result(spec, order.outcome, order.exit_code, "; ".join((order.message, *problems)))
-    await _shut_down(keeper, order.term)
+    _write_result(spec, order.outcome, order.exit_code, order.message, *problems)
+    await _shut_down(keeper, {"term": order.term})
 
 
-async def alone(because: str, spec: AgentSpec, keeper: KeeperLink, slots_dir: Path, term: int) -> None:
-    """Nobody else ends this node's part: tell its ranks, bring what they saved to disk, go."""
+async def alone(because: str, spec: AgentSpec, keeper: KeeperLink, slots_dir: Path) -> None:
+    """Nobody else ends this node's part: tell its ranks, bring what they saved to disk, go.
+
+    In no controller's name: an agent that was started again while it was cut off knows of no term.
+    """
     _log.warning("leaving the job: %s", because)
-    if not await _ended(keeper, term, 15, within_s=spec.grace_s * 0.6):
-        await _ended(keeper, term, 9, within_s=_KILLED_S)
+    if not await _ended(keeper, 15, within_s=spec.grace_s * 0.6):
+        await _ended(keeper, 9, within_s=_KILLED_S)
     steps, problems = await asyncio.to_thread(disk.flush_all, slots_dir, spec.disk_dir)
-    kept = f"steps {', '.join(map(str, steps))} of this node are on disk" if steps else "nothing was in memory to keep"
-    _write_result(spec, "failed", 1, "; ".join((because, kept, *problems)))
-    await _shut_down(keeper, term)
+    kept = f"steps {', '.join(map(str, steps))} of this node are on disk" if steps else ""
+    if not steps and not problems:
+        kept = "nothing was in memory to keep"
+    _write_result(spec, "failed", 1, because, kept, *problems)
+    await _shut_down(keeper, {})
 
 
-async def _ended(keeper: KeeperLink, term: int, signal: int, *, within_s: float) -> bool:
+async def _ended(keeper: KeeperLink, signal: int, *, within_s: float) -> bool:
     """Whether every rank has ended within this time of being told."""
     deadline = time.monotonic() + within_s
     told: set[str] = set()
@@ -61,26 +66,27 @@ async def _ended(keeper: KeeperLink, term: int, signal: int, *, within_s: float)
             return True
         for number in left:
             if number not in told:
-                keeper.send({"do": "end", "term": term, "attempt": int(number), "signal": signal})
+                keeper.send({"do": "end", "attempt": int(number), "signal": signal})
                 told.add(number)
         await asyncio.sleep(_LOOK_S)
     return False
 
 
-async def _shut_down(keeper: KeeperLink, term: int) -> None:
+async def _shut_down(keeper: KeeperLink, by: dict[str, int]) -> None:
     deadline = time.monotonic() + _SHUTDOWN_S
     while keeper.state is not None and time.monotonic() < deadline:
-        keeper.send({"do": "shutdown", "term": term})
+        keeper.send({"do": "shutdown", **by})
         await asyncio.sleep(_LOOK_S)
 
 
-def _write_result(spec: AgentSpec, state: str, exit_code: int, message: str) -> None:
+def _write_result(spec: AgentSpec, state: str, exit_code: int, *said: str) -> None:
     """For the `run` of this node; the first node's has the controller's."""
     if not spec.result_file:
         return
     fresh = Path(spec.result_file).with_suffix(".new")
+    result = {"state": state, "exit_code": exit_code, "message": "; ".join(filter(None, said))}
     try:
-        fresh.write_text(json.dumps({"state": state, "exit_code": exit_code, "message": message}))
+        fresh.write_text(json.dumps(result))
         os.replace(fresh, spec.result_file)
     except OSError as error:
         _log.error("%s cannot be written: %s", spec.result_file, error)

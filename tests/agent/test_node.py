@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from evertrain.agent import watch
 from evertrain.agent.node import NodeView
 from evertrain.model.spec import AgentSpec
+from evertrain.worker import page
 
 
 def view(folder: Path) -> NodeView:
@@ -47,3 +52,91 @@ def test_a_process_that_died_while_it_waited_says_nothing_about_its_successor(tm
     assert exit_status(node.report(state(100, "ended", -9), None)) == -9
     assert exit_status(node.report(state(101, "waiting", None), None)) is None
     assert exit_status(node.report(state(101, "ended", 0), None)) == 0
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_run_that_is_gone_is_reported(tmp_path: Path, gone: bool) -> None:
+    assert view(tmp_path).report({**state(100, "running", None), "owner_gone": gone}, None).owner_gone is gone
+
+
+# --- for how long no rank has made progress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Ranks:
+    """Ranks that run on the node, with their pages, while somebody looks ten times a second."""
+
+    def __init__(self, folder: Path, clock: Clock, *ranks: int) -> None:
+        self.node = view(folder)
+        self._clock = clock
+        self._states = dict.fromkeys(ranks, "running")
+        self._writers = {rank: self._page(rank) for rank in ranks}
+        self.look(0.0)
+
+    def _page(self, rank: int) -> page.PageWriter:
+        path = self.node.page_path(2, rank)
+        path.parent.mkdir(exist_ok=True)
+        page.create(str(path), job="job", term=1, attempt=2, rank=rank)
+        writer = page.PageWriter(str(path))
+        writer.write()
+        return writer
+
+    def step(self, rank: int) -> None:
+        writer = self._writers[rank]
+        writer.abs_step += 1
+        writer.write()
+
+    def end(self, rank: int) -> None:
+        self._states[rank] = "ended"
+
+    def look(self, seconds: float) -> None:
+        ranks = {str(rank): {"state": state} for rank, state in self._states.items()}
+        attempts = {"2": {"phase": "running", "ranks": ranks}}
+        self.node.look({"attempts": attempts})
+        for _ in range(round(seconds * 10)):
+            self._clock.now += 0.1
+            self.node.look({"attempts": attempts})
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(watch.time, "monotonic", clock.monotonic)
+    return clock
+
+
+def test_a_node_without_ranks_is_idle_for_ever(tmp_path: Path) -> None:
+    node = view(tmp_path)
+    assert node.idle_s == inf
+    node.look(None)
+    assert node.idle_s == inf
+
+
+def test_a_node_is_idle_for_as_long_as_all_its_ranks_are(tmp_path: Path, clock: Clock) -> None:
+    ranks = Ranks(tmp_path, clock, 0, 1)
+    assert ranks.node.idle_s == 0.0
+    ranks.look(30.0)
+    ranks.step(1)
+    ranks.look(0.1)
+    assert ranks.node.idle_s == 0.0, "one of them has made progress just now"
+    ranks.look(40.0)
+    assert ranks.node.idle_s == pytest.approx(40.0, abs=0.2), "of the one that moved last"
+
+
+def test_ranks_that_have_ended_do_not_count(tmp_path: Path, clock: Clock) -> None:
+    ranks = Ranks(tmp_path, clock, 0, 1)
+    ranks.look(30.0)
+    ranks.step(1)
+    ranks.end(1)
+    ranks.look(0.1)
+    assert ranks.node.idle_s == pytest.approx(30.0, abs=0.2)
+    ranks.end(0)
+    ranks.look(0.1)
+    assert ranks.node.idle_s == inf

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import StartJob
 from support import jobs, machines, training
 from support.machines import Machine
 
@@ -17,7 +18,7 @@ PORT = 29411
 EACH = 2
 """Ranks on each machine."""
 
-pytestmark = pytest.mark.skipif(bool(machines.why_not()), reason=machines.why_not() or "they can be made")
+NO_MACHINES = machines.why_not()
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,8 @@ def four_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def two_machines(tmp_path: Path) -> Iterator[Two]:
     """With one file system."""
+    if NO_MACHINES:
+        pytest.skip(NO_MACHINES)
     with machines.pair(tmp_path) as both:
         yield both
 
@@ -42,6 +45,8 @@ def two_machines(tmp_path: Path) -> Iterator[Two]:
 @pytest.fixture
 def two_apart(tmp_path: Path) -> Iterator[Two]:
     """Each with a folder of its own."""
+    if NO_MACHINES:
+        pytest.skip(NO_MACHINES)
     with machines.pair(tmp_path, shared=False) as both:
         yield both
 
@@ -101,23 +106,30 @@ def test_a_link_that_is_down_for_20_s_costs_no_more_than_a_restart(two_apart: Tw
     assert digests == {four_undisturbed}
 
 
-def test_without_the_first_node_the_other_ends_soon_and_nothing_is_lost(
-    two_apart: Two, four_undisturbed: str, tmp_path: Path
+@pytest.mark.parametrize("crashed", [0, 1])
+def test_without_one_node_the_other_ends_soon_and_nothing_is_lost(
+    two_apart: Two, four_undisturbed: str, tmp_path: Path, crashed: int
 ) -> None:
     config = tmp_path / "impatient.yaml"
-    config.write_text("machines: {lost_s: 3 s}\n")
+    config.write_text("machines: {lost_s: 3 s}\nrestart: {node_return_s: 3 s}\n")
     flags, environment = [f"--config={config}"], {"EVERTRAIN_TOKEN": "as both know"}
-    first, second = start(two_apart, *flags, environment=environment)
-    first.wait_for_step(10)
-    two_apart[0].crash()
+    both = start(two_apart, *flags, environment=environment)
+    both[0].wait_for_step(10)
+    two_apart[crashed].crash()
     began = time.monotonic()
-    assert second.wait(60) == 1
+    survivor = both[1 - crashed]
+    assert survivor.wait(60) == 1
     assert time.monotonic() - began < 40
-    assert "the first node has not been reached" in second.errors
-    assert "of this node are on disk" in second.errors
-    first, second = start(two_apart, *flags, job=first.name, environment=environment)
-    assert (first.wait(), second.wait()) == (0, 0)
-    assert "resumed from step" in first.errors
+    if crashed == 0:
+        assert "the first node has not been reached" in survivor.errors
+        assert "of this node are on disk" in survivor.errors
+    else:
+        assert f"{two_apart[1].name}: no word from its agent" in survivor.errors
+        (incident,) = survivor.incidents()
+        assert (incident["cause"], incident["nodes"]) == ("node lost", [two_apart[1].name])
+    both = start(two_apart, *flags, job=survivor.name, environment=environment)
+    assert [job.wait() for job in both] == [0, 0]
+    assert "resumed from step" in both[0].errors
     assert {training.digest(one.folder) for one in two_apart} == {four_undisturbed}
 
 
@@ -165,3 +177,17 @@ def test_srun_needs_no_flags(two_machines: Two) -> None:
     assert [job.wait() for job in found] == [0, 0]
     placed = {worker["rank"]: worker["node"] for worker in found[0].status()["workers"]}
     assert placed == {rank: two_machines[rank // EACH].name for rank in range(2 * EACH)}
+
+
+def test_two_jobs_of_two_nodes_each_on_one_machine(start_job: StartJob) -> None:
+    """Whoever comes first at a port serves the job; the other one joins, although the host is the same."""
+    found = []
+    for port in (29421, 29422):
+        flags = ["--nnodes=2", f"--rdzv-endpoint=localhost:{port}", "--rdzv-backend=c10d"]
+        name = f"neighbours-{jobs.SESSION}-{port}"
+        for _ in range(2):
+            found.append(start_job("train.py", folder=str(port), nproc=1, flags=flags, args=["--steps", "3"], job=name))
+    assert [job.wait() for job in found] == [0, 0, 0, 0]
+    for job in (found[0], found[2]):
+        nodes = [node["id"] for node in job.status()["nodes"]]
+        assert nodes[1] == f"{nodes[0]}-2"

@@ -31,6 +31,7 @@ class Client:
     """Not for several threads at once."""
 
     def __init__(self, url: str, token: str, timeout_s: float = 2.0) -> None:
+        self.url = url
         address = urlsplit(url)
         self._connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
         self._headers = {"Authorization": f"Bearer {token}"}

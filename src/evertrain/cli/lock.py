@@ -12,8 +12,9 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from evertrain.cli import places, processes
+from evertrain.cli import client, places, processes
 from evertrain.model.errors import TroubleError
 
 EXTRA_WAIT_S = 25.0
@@ -46,6 +47,8 @@ def sign(handle: int, run_id: str) -> None:
 def wait_for_previous(here: places.Places, say: Callable[[str], None], sleep: Callable[[float], None]) -> None:
     """Wait until nothing of an earlier run of this job lives; its database must not be written by two."""
     previous = _previous(here.run_dir)
+    if not here.member and previous.get("boot_id", processes.boot_id()) != processes.boot_id():
+        _refuse_if_served_elsewhere(here)
     deadline = time.monotonic() + previous.get("grace_s", 25.0) + EXTRA_WAIT_S
     said = False
     while alive := _leftovers(here.processes):
@@ -61,12 +64,25 @@ def wait_for_previous(here: places.Places, say: Callable[[str], None], sleep: Ca
         sleep(0.1)
 
 
+def _refuse_if_served_elsewhere(here: places.Places) -> None:
+    """Where machines share the run dir, pids of another one say nothing; its controller does."""
+    try:
+        serving = client.of_run_dir(here.run_dir)
+        serving.get("/healthz")
+    except client.Unreachable:
+        return
+    raise TroubleError(
+        f"job {here.job} is already running, served by {serving.url}; `evertrain stop --job {here.job}` ends it, "
+        "--job NAME starts another"
+    )
+
+
 def _leftovers(folder: Path) -> dict[str, processes.ProcessId]:
     me = os.getpid()
     return {name: one for name, one in processes.living(folder).items() if one.pid != me and name != "run"}
 
 
-def _previous(run_dir: Path) -> dict[str, float]:
+def _previous(run_dir: Path) -> dict[str, Any]:
     try:
         record = json.loads((run_dir / "job.json").read_bytes())
     except (OSError, ValueError):

@@ -413,7 +413,12 @@ def _give_up_waiting(state: JobState, picture: Picture, config: Config, now: flo
         newest.ended.time if newest is not None and newest.ended is not None else state.run.time,
         picture.nodes[node].since if node in picture.nodes else state.term_time,
     )
-    if now - since <= config.restart.node_return_s:
+    limit_s = config.restart.node_return_s
+    attempt = picture.attempt(node, state.next_attempt)
+    if report is not None and report.keeper is not None and picture.connected(node) and not (attempt and attempt.error):
+        # it is there and at work; how long its imports took was not held against it either
+        limit_s = max(limit_s, config.hang.start_limit_s)
+    if now - since <= limit_s:
         return []
     message = f"{missing} for {now - since:.0f} s; see logs/agent-{node}.log and logs/keeper-{node}.log"
     return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]

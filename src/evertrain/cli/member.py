@@ -1,7 +1,7 @@
 """What does `evertrain run` do on a machine that does not serve the job? It joins the first node, and runs its ranks.
 
-Keeper and agent are started here as on the first node; controller, event log and result are there. What the first node
-says about the job is said here too, and the exit code is the same.
+Keeper and agent are started here as on the first node; controller, event log and result are there. What happens to the
+job is said on the first node only: here, what its ranks print, and how it ended where that is not well.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def _take_part(plan: Plan, here: Places, held: int, token: str, address: str, re
 
 
 def _show(here: Places, result: Json) -> int:
-    why = f": {result['message']}" if result["message"] else ""
-    serve.say(f"job {here.job} {result['state']}{why}")
+    if result["exit_code"]:
+        why = f": {result['message']}" if result["message"] else ""
+        serve.say(f"job {here.job} {result['state']}{why}")
     return int(result["exit_code"])
 
 

@@ -267,7 +267,8 @@ class Supervisor:
         newest = self._poller.newest
         if newest is None or newest is self._seen:
             return
-        for line in narrate.lines(self._seen, newest):
+        # a thousand nodes under one `srun` must not say everything a thousand times
+        for line in narrate.lines(self._seen, newest) if not self.here.member else ():
             self._output.say(line)
         self._seen = newest
         nodes = [node["id"] for node in newest.status["nodes"]]

@@ -114,7 +114,7 @@ class Agent:
         if state is None:
             return
         try:
-            for command in commands.commands(order, state, self._go_lines):
+            for command in commands.commands(order, state, lambda attempt: self._go_lines(attempt, order.env)):
                 self._keeper.send(command)
         except OSError as error:
             # no page, no go: the next turn tries again, and the user reads why nothing starts
@@ -129,10 +129,11 @@ class Agent:
         self._keeper.send({"do": "shutdown", "term": order.term})
         asyncio.get_running_loop().call_later(_SHUTDOWN_S, self.over.set)
 
-    def _go_lines(self, attempt: DesiredAttempt) -> dict[str, Any]:
+    def _go_lines(self, attempt: DesiredAttempt, added: dict[str, str]) -> dict[str, Any]:
         """Make the pages and say to each rank who it is."""
         go, spec = attempt.go, self._spec
         assert go is not None
+        inherited = {**os.environ, **added}
         lines: dict[str, Any] = {}
         for order in go.ranks:
             page_path = self._view.page_path(attempt.attempt, order.rank)
@@ -145,7 +146,8 @@ class Agent:
             folder = self._view.log_folder(attempt.attempt, order.rank)
             folder.mkdir(parents=True, exist_ok=True)
             lines[str(order.rank)] = {
-                "env": environment.of_rank(go, order, spec.job, str(folder / "error.json"), os.environ),
+                "env": environment.of_rank(go, order, spec.job, str(folder / "error.json"), inherited),
+                "args": go.args,
                 "stdout": str(folder / "stdout.log"),
                 "stderr": str(folder / "stderr.log"),
                 "session": {

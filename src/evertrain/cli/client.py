@@ -16,6 +16,20 @@ class Unreachable(Exception):
 class Refused(Unreachable):
     """Somebody answers, but not what was asked."""
 
+    def __init__(self, text: str, status: int, content: bytes) -> None:
+        super().__init__(text)
+        self.status = status
+        self._content = content
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """What the controller says instead; empty where it is not JSON."""
+        try:
+            answer = json.loads(self._content)
+        except ValueError:
+            return {}
+        return answer if isinstance(answer, dict) else {}
+
 
 class Client:
     """Not for several threads at once."""
@@ -41,7 +55,8 @@ class Client:
             answer = self._connection.getresponse()
             content = answer.read()
             if answer.status >= 300:
-                raise Refused(f"{method} {path}: {answer.status} {content[:200].decode(errors='replace')}")
+                text = f"{method} {path}: {answer.status} {content[:200].decode(errors='replace')}"
+                raise Refused(text, answer.status, content)
             return json.loads(content)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()

@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from evertrain.controller import views
 from evertrain.controller.store import EventStore
-from evertrain.decide.conduct import decide
+from evertrain.decide import planned
+from evertrain.decide.conduct import decide, steps
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.state import JobState, apply
-from evertrain.model.records import AnyRecord, SignalRaised, StopRequested
+from evertrain.model.records import AnyRecord, RestartRequested, SignalRaised, StopRequested
 from evertrain.model.report import Desired, NodeReport, Report
 from evertrain.model.spec import ControllerSpec
 
@@ -87,6 +90,23 @@ class Conductor:
         self._inbox.append(StopRequested(time=self._now(), signal=signal, because=because))
         self._wake.set()
 
+    def request_restart(self, asked: RestartRequested) -> planned.Refusal | None:
+        """Take the request to restart the attempt that runs now, or say why not. The same one twice is one."""
+        known = (*self._inbox, *(restart.asked for restart in self._state.restarts))
+        others = [one for one in known if isinstance(one, RestartRequested)]
+        if any(one.restart == asked.restart for one in others):
+            return None
+        if any(isinstance(one, RestartRequested) for one in self._inbox):
+            return planned.Refusal("it is being restarted already")
+        attempt = self._state.active
+        step = steps(attempt, self.picture)[0] if attempt is not None else None
+        if (refusal := planned.refusal(self._state, self.picture, asked, step)) is not None:
+            return refusal
+        assert attempt is not None
+        self._inbox.append(replace(asked, time=self._now(), attempt=attempt.number))
+        self._wake.set()
+        return None
+
     def raise_signal(self, node: str, signal: str, evidence: str) -> None:
         self._inbox.append(SignalRaised(time=self._now(), node=node, signal=signal, evidence=evidence))
         self._wake.set()
@@ -107,9 +127,11 @@ class Conductor:
 
     async def _settle(self) -> None:
         """Write and apply records until none follows."""
-        asked, self._inbox = self._inbox, []
+        asked = list(self._inbox)
         if self._state.ended is None and asked:
             await self._commit(asked)
+        # not before: who asks for the same thing meanwhile must find it here
+        del self._inbox[: len(asked)]
         while records := decide(self._state, self.picture, self._spec.config, self._now()):
             await self._commit(records)
 
@@ -131,15 +153,12 @@ class Conductor:
         return views.status(self._state, self.picture, job=self._spec.job, now=self._now())
 
 
+_MATTERING = ("attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "comparisons")
+
+
 def _matters(before: NodeReport, after: NodeReport) -> bool:
     """Whether anything changed that a rule could look at; a mere step forward can wait for the next tick."""
-    if (before.attempts, before.keeper, before.copies_after_attempt, before.flushed_step, before.starter) != (
-        after.attempts,
-        after.keeper,
-        after.copies_after_attempt,
-        after.flushed_step,
-        after.starter,
-    ):
+    if any(getattr(before, name) != getattr(after, name) for name in _MATTERING):
         return True
     marks = [(page.rank, page.attempt, page.resumed_time, page.passed_time) for page in after.pages]
     return marks != [(page.rank, page.attempt, page.resumed_time, page.passed_time) for page in before.pages]

@@ -43,11 +43,11 @@ def _attempt(was: Json, status: Json) -> list[str]:
 def _restart(was: Json, status: Json) -> list[str]:
     """A restart that somebody asked for, and whether repeated steps came out the same."""
     now, before = status.get("restart"), was.get("restart")
-    if now is None or now == before:
+    if now is None:
         return []
-    is_new = before is None or before["restart"] != now["restart"]
-    said = [f"restart asked for: {wish(now)}"] if is_new else []
-    if now["verified"] is not None and (is_new or before["verified"] is None):
+    known = before if before is not None and before["restart"] == now["restart"] else None
+    said = [f"restart asked for: {wish(now)}"] if known is None else []
+    if now["verified"] is not None and (known is None or known["verified"] is None):
         said.append(verified(now["verified"]))
     return said
 
@@ -58,9 +58,8 @@ def wish(restart: Json) -> str:
     if restart["from_step"] is not None:
         parts = [f"from step {restart['from_step']}"]
     elif restart["verify"] is not None:
-        parts = [
-            f"to repeat the last {restart['verify']} steps" if restart["verify"] != 1 else "to repeat the last step"
-        ]
+        many = restart["verify"]
+        parts = ["to repeat the last step" if many == 1 else f"to repeat the last {many} steps"]
     if restart["args"] is not None:
         parts.append(f"arguments: {shlex.join(restart['args'])}")
     if restart["env"]:
@@ -74,8 +73,8 @@ def verified(seen: Json) -> str:
         return f"nothing could be compared: {seen['problem']}"
     if (other := seen["difference"]) is not None:
         return (
-            f"step {other['step']} did not come out the same: rank {other['rank']} on {other['node']} reported the loss "
-            f"{other['before']}, and then {other['again']}"
+            f"step {other['step']} did not come out the same: rank {other['rank']} on {other['node']} "
+            f"reported the loss {other['before']}, and then {other['again']}"
         )
     first, last = seen["first_step"], seen["last_step"]
     steps = f"step {last}" if first == last else f"steps {first} to {last}"

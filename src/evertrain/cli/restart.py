@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evertrain.cli import client, look, narrate
+from evertrain.cli.parsing import Parser
 from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if done["verify"] is None or _is_same(done["verified"]) else 1
 
 
-def _parser() -> look.Parser:
+def _parser() -> Parser:
     parser = look.parser("restart", "End the ranks of a running job and let them go on; wait until training is back.")
     parser.add_argument("name", nargs="?", metavar="JOB", help="the same as --job")
     where = parser.add_mutually_exclusive_group()
@@ -103,7 +104,7 @@ def _wait(job: KnownJob, wish: Json) -> Json:
     heard = time.monotonic()
     while True:
         lives = look.lives(job)  # asked first: what the last process wrote is read below
-        seen = None
+        seen: Json | None = None
         try:
             seen = client.of_run_dir(job.run_dir).get(f"/v1/restart/{wish['restart']}")
             heard = time.monotonic()
@@ -139,11 +140,7 @@ def _is_same(verified: Json) -> bool:
 def _lines(job: KnownJob, done: Json) -> list[str]:
     attempt, resume, asked = done["attempt"], done["resume"], done["from_step"]
     how = f"attempt {attempt} began anew" if resume is None else f"attempt {attempt} resumed from step {resume}"
-    took = (
-        "; when its ranks are in their loop cannot be seen"
-        if done["seconds"] is None
-        else f" in {done['seconds']:.1f} s"
-    )
+    took = f" in {done['seconds']:.1f} s" if done["seconds"] is not None else "; its steps cannot be seen"
     lines = [f"job {job.job} restarted: {how}{took}"]
     if asked is not None and resume != asked:
         below = "the newest common one below it" if resume is not None and resume < asked else "the oldest there was"

@@ -98,6 +98,7 @@ def restart(state: JobState, name: str) -> dict[str, Any] | None:
         difference = found.verified.difference
         verified["difference"] = asdict(difference) if difference is not None else None
     resumed = attempt.resumed if attempt is not None else None
+    old = next((one.ending for one in state.attempts if one.number == asked.attempt), None)
     return {
         "restart": name,
         "from_step": asked.from_step,
@@ -108,7 +109,7 @@ def restart(state: JobState, name: str) -> dict[str, Any] | None:
         "back": attempt is not None,
         "attempt": attempt.number if attempt is not None else None,
         "resume": attempt.started.resume if attempt is not None else None,
-        "seconds": round(resumed.resumed_time - asked.time, 3) if resumed is not None else None,
+        "seconds": round(resumed.resumed_time - (old or asked).time, 3) if resumed is not None else None,
         "verified": verified,
         "ended": state.ended.message if state.ended is not None else None,
     }

@@ -110,7 +110,7 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
     if attempt.ends and attempt.alive() and _left_behind(attempt, picture, config, now):
         return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
     return (
-        planned.end(state, attempt, now)
+        planned.end(state, picture, attempt, config.restart.node_return_s, now)
         or hangs.look(state, attempt, picture, step, config.hang, now)
         or planned.verify(state, picture, attempt, now)
         or _milestones(state, attempt, picture, config, now)

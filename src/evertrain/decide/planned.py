@@ -123,14 +123,24 @@ def _no_such_step(asked: r.RestartRequested, held: list[int], step: int | None) 
 # -- the way back ----------------------------------------------------------------------------------------------------
 
 
-def end(state: JobState, attempt: Attempt, now: float) -> list[AnyRecord]:
-    """End the ranks of the attempt that the restart is meant for."""
+def end(state: JobState, picture: Picture, attempt: Attempt, patience_s: float, now: float) -> list[AnyRecord]:
+    """End the ranks of the attempt that the restart is meant for.
+
+    They train on while processes with a new environment import what they need; not longer than `patience_s`.
+    """
     restart = pending(state)
     if restart is None:
+        return []
+    if restart.asked.env and now - restart.asked.time <= patience_s and not _is_imported(state, picture):
         return []
     because = "a restart was asked for"
     name = restart.asked.restart
     return [r.AttemptEnding(time=now, attempt=attempt.number, signal=9, because=because, restart=name)]
+
+
+def _is_imported(state: JobState, picture: Picture) -> bool:
+    reports = [picture.report(node) for node in state.active_nodes()]
+    return all(one is not None and one.env == env(state) and one.starter.state == "ready" for one in reports)
 
 
 def latest_step(state: JobState) -> int | None:

@@ -33,7 +33,7 @@ def lost(job: jobs.Job) -> dict[str, float]:
 
 def steady(start_job: StartJob, **options: Any) -> jobs.Job:
     job: jobs.Job = start_job("steady.py", nproc=4, **options)
-    job.wait_for_step(4)
+    job.wait_for_step(4, within_s=60)
     return job
 
 
@@ -178,5 +178,5 @@ def test_a_script_without_steps(start_job: StartJob, tmp_path: Path) -> None:
     pids = job.rank_pids()
     done = restart(job)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"job {job.name} restarted: attempt 2 began anew; its steps cannot be seen\n"
+    assert done.stdout == f"job {job.name} restarted: attempt 2 began anew; its steps cannot be seen yet\n"
     eventually(lambda: set(job.rank_pids().values()).isdisjoint(pids.values()), "other processes run", within_s=10)

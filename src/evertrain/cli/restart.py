@@ -20,7 +20,7 @@ from evertrain.model.errors import TroubleError, UsageError
 
 CONTROLLER_AWAY_S = 30.0
 """So long a controller that is just being started again is waited for."""
-POLL_S = 0.05
+POLL_S = 0.1
 
 Json = dict[str, Any]
 
@@ -140,7 +140,7 @@ def _is_same(verified: Json) -> bool:
 def _lines(job: KnownJob, done: Json) -> list[str]:
     attempt, resume, asked = done["attempt"], done["resume"], done["from_step"]
     how = f"attempt {attempt} began anew" if resume is None else f"attempt {attempt} resumed from step {resume}"
-    took = f" in {done['seconds']:.1f} s" if done["seconds"] is not None else "; its steps cannot be seen"
+    took = f" in {done['seconds']:.1f} s" if done["seconds"] is not None else "; its steps cannot be seen yet"
     lines = [f"job {job.job} restarted: {how}{took}"]
     if asked is not None and resume != asked:
         below = "the newest common one below it" if resume is not None and resume < asked else "the oldest there was"

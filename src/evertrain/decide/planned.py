@@ -85,7 +85,7 @@ def refusal(state: JobState, picture: Picture, asked: r.RestartRequested, step: 
     attempt = state.active
     if state.ended is not None or state.closing:
         return Refusal("it is ending")
-    if pending(state) is not None or (state.restarts and back(state, state.restarts[-1]) is None):
+    if pending(state) is not None:
         return Refusal("it is being restarted already")
     if verifying(state) is not None:
         return Refusal("it still repeats the steps that another restart is to verify")

@@ -1,7 +1,7 @@
 """Steps that cost nothing but time, on ranks that keep in step: a job that a test restarts again and again.
 
-Each start adds a line to `starts-r<rank>.jsonl`: attempt, arguments, the variable ADDED, torch's threads, the step that it
-resumed from. Files that the test makes change what happens: with `noisy` rank 1's losses are no longer reproducible,
+Each start adds a line to `starts-r<rank>.jsonl`: attempt, arguments, the variable ADDED, torch's threads, the step that
+it resumed from. Files that the test makes change what happens: with `noisy` rank 1's losses are no longer reproducible,
 with `silent` there are none, while there is `pause` no step is made, and `over` ends the job.
 """
 

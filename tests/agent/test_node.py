@@ -82,7 +82,7 @@ def test_copies_are_told_while_ranks_run_and_said_to_be_for_good_only_afterwards
     assert (report.copies, report.copies_after_attempt) == ((copy,), -1)
     save(tmp_path, 6)
     assert [one.step for one in node.report(alive, order()).copies] == [5], "not at every turn"
-    now += 1.5
+    now += 2.5
     assert [one.step for one in node.report(alive, order()).copies] == [6, 5]
     save(tmp_path, 7)
     report = node.report(ended, order())

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from evertrain.controller import views
+from evertrain.decide import planned
+from evertrain.decide.conduct import steps
 from evertrain.model.config import Config, RestartConfig
-from evertrain.model.records import AttemptEnding, AttemptStarted, IncidentOpened, JobEnded, SignalRaised
+from evertrain.model.records import (
+    AttemptEnding,
+    AttemptStarted,
+    IncidentOpened,
+    JobEnded,
+    RestartRequested,
+    SignalRaised,
+)
 from evertrain.model.report import Copy, Exit, RankError
 from support.world import LOST, World
 
@@ -381,6 +392,16 @@ class AnyJob(RuleBasedStateMachine):
     @rule(node=st.sampled_from(["node-0", "node-1"]))
     def bring_back(self, node: str) -> None:
         self.world.bring_back(node)
+
+    @rule(wish=st.sampled_from([{}, {"from_step": 2}, {"verify": 1}, {"env": {"A": "1"}, "args": ("x",)}]))
+    def restart(self, wish: dict[str, Any]) -> None:
+        state, picture = self.world.state, self.world.picture()
+        number = state.active.number if state.active is not None else 0
+        name = f"r{len(state.restarts)}"
+        asked = RestartRequested(time=self.world.now, restart=name, attempt=number, **wish)
+        step = steps(state.active, picture)[0] if state.active is not None else None
+        if planned.refusal(state, picture, asked, step) is None:
+            self.world.write(asked)
 
     @rule()
     def replace_controller(self) -> None:

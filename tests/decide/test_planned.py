@@ -274,7 +274,7 @@ def test_arguments_and_environment_stay_for_later_attempts_and_go_with_the_run()
     assert all(node.env == {"A": "1", "B": "3"} for node in world.nodes.values())
     world.write(r.RunStarted(time=world.now, run_id="job-2", nodes=tuple(world.nodes), standby=0, nproc_per_node=2,
                              fresh=False, start="zygote", command="t.py"))  # fmt: skip
-    assert (planned.args(world.state), planned.env(world.state)) == (None, {})
+    assert (planned.args(world.state, 9), planned.env(world.state)) == (None, {})
 
 
 def test_ranks_train_on_until_the_new_environment_is_there() -> None:

@@ -29,7 +29,7 @@ from evertrain.worker import room
 # below this much free memory no process waits ahead of need
 _TIGHT_BYTES = 256 << 20
 _LOOK_EVERY_S = 2.0
-_COPIES_EVERY_S = 1.0
+_COPIES_EVERY_S = 2.0
 """While ranks run, for whoever asks which steps there are: headers only."""
 
 # a running rank has a readable page within a moment of its start

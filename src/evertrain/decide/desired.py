@@ -97,6 +97,6 @@ def _current(state: JobState, attempt: Attempt, spec: ControllerSpec, node: str)
             RankOrder(rank=rank, local_rank=local, resume_tier=started.tiers.get(rank))
             for local, rank in enumerate(ranks)
         ),
-        args=planned.args(state),
+        args=planned.args(state, attempt.number),
     )
     return DesiredAttempt(attempt=attempt.number, phase="go", ranks=ranks, store=store, go=go)

@@ -38,9 +38,9 @@ class Refusal(msgspec.Struct, frozen=True):
 # -- what was asked for ----------------------------------------------------------------------------------------------
 
 
-def args(state: JobState) -> tuple[str, ...] | None:
-    """The script's arguments now; None: those of the command line."""
-    given = [one.asked.args for one in state.restarts if one.asked.args is not None]
+def args(state: JobState, attempt: int) -> tuple[str, ...] | None:
+    """The script's arguments in an attempt; None: those of the command line."""
+    given = [one.asked.args for one in state.restarts if one.asked.args is not None and one.asked.attempt < attempt]
     return given[-1] if given else None
 
 

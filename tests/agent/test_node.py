@@ -85,8 +85,11 @@ def test_copies_are_told_while_ranks_run_and_said_to_be_for_good_only_afterwards
     now += 2.5
     assert [one.step for one in node.report(alive, order()).copies] == [6, 5]
     save(tmp_path, 7)
+    report = node.report(alive, order(copies_look=1))
+    assert (sorted(one.step for one in report.copies), report.copies_look) == ([5, 6, 7], 1), "at once when asked to"
+    save(tmp_path, 8)
     report = node.report(ended, order())
-    assert (sorted(one.step for one in report.copies), report.copies_after_attempt) == ([5, 6, 7], 2)
+    assert (sorted(one.step for one in report.copies), report.copies_after_attempt) == ([6, 7, 8], 2)
     now += 5
     assert node.report(alive, order()).copies_after_attempt == -1
 

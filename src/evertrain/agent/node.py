@@ -50,6 +50,7 @@ class NodeView:
         self._copies: tuple[Copy, ...] = ()
         self._copies_after = -1
         self._next_copies = 0.0
+        self._copies_look = 0
         self._comparisons: dict[int, Comparison] = {}
         self.flushed_step: int | None = None
         self.problems: list[str] = []
@@ -88,6 +89,7 @@ class NodeView:
             activities=self._activities,
             copies=self._copies,
             copies_after_attempt=self._copies_after,
+            copies_look=self._copies_look,
             env=state.get("env", {}),
             comparisons=tuple(self._comparisons.values()),
             flushed_step=self.flushed_step,
@@ -200,13 +202,14 @@ class NodeView:
             self._copies_after = -1
         elif not _is_settled(state, order):
             self._copies_after = -1
-            if (now := time.monotonic()) >= self._next_copies:
+            if (now := time.monotonic()) >= self._next_copies or self._copies_look != order.copies_look:
                 self._next_copies = now + _COPIES_EVERY_S
                 self._copies = self._listed(order)
         elif self._copies_after != order.last_attempt:
             disk.discard_before(order.first_attempt, self._spec.disk_dir)
             self._copies = self._listed(order)
             self._copies_after = order.last_attempt
+        self._copies_look = order.copies_look if order is not None else 0
 
     def _listed(self, order: Desired) -> tuple[Copy, ...]:
         kept = (*slots.list(self.slots_dir), *disk.list(self._spec.disk_dir))

@@ -45,6 +45,8 @@ class Conductor:
         self._sends: dict[str, Send] = {}
         self._sent: dict[str, Desired] = {}
         self._inbox: list[AnyRecord] = []
+        self._looks: list[str] = []
+        """Restarts for which the agents were asked what copies they hold; so many looks have been asked for."""
         self._wake = asyncio.Event()
         self.ended = asyncio.Event()
         # deadlines must not come early because somebody set the clock
@@ -98,6 +100,8 @@ class Conductor:
             return None
         if any(isinstance(one, RestartRequested) for one in self._inbox):
             return planned.Refusal("it is being restarted already")
+        if (asked.from_step is not None or asked.verify is not None) and not self._has_looked(asked.restart):
+            return planned.Refusal("its agents have not said yet which steps there are", soon=True)
         attempt = self._state.active
         step = steps(attempt, self.picture)[0] if attempt is not None else None
         if (refusal := planned.refusal(self._state, self.picture, asked, step)) is not None:
@@ -106,6 +110,15 @@ class Conductor:
         self._inbox.append(replace(asked, time=self._now(), attempt=attempt.number))
         self._wake.set()
         return None
+
+    def _has_looked(self, restart: str) -> bool:
+        """Whether every agent has read its copies since this restart was first asked for; they are told to."""
+        if restart not in self._looks:
+            self._looks.append(restart)
+            self._wake.set()
+        look = self._looks.index(restart) + 1
+        reports = [self.picture.report(node) for node in self._state.active_nodes()]
+        return all(report is not None and report.copies_look >= look for report in reports)
 
     def raise_signal(self, node: str, signal: str, evidence: str) -> None:
         self._inbox.append(SignalRaised(time=self._now(), node=node, signal=signal, evidence=evidence))
@@ -145,6 +158,7 @@ class Conductor:
         """Send each node what should be, when it has changed or the node has just connected."""
         for node, send in list(self._sends.items()):
             order = desired(self._state, self.picture, self._spec, self._spec.config, node)
+            order = replace(order, copies_look=len(self._looks))
             if self._sent.get(node) != order:
                 self._sent[node] = order
                 send(order)

@@ -162,6 +162,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     copies_after_attempt: int = 0
     """`copies` were read after every rank of this attempt (and all before it) had ended; -1: while ranks ran, so that
     any of them may be gone by now. Nothing is resumed by such a list."""
+    copies_look: int = 0
+    """Of `Desired`: `copies` were read after it was asked for."""
     env: dict[str, str] = {}
     """What the keeper adds to the environment of ranks."""
     comparisons: tuple[Comparison, ...] = ()
@@ -241,6 +243,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     env: dict[str, str] = {}
     """What a restart has added to the environment of ranks."""
     compare: Compare | None = None
+    copies_look: int = 0
+    """A number that this node has not reported yet asks it to read its copies now."""
     flush_step: int | None = None
     shutdown: bool = False
     discard_checkpoints: bool = False

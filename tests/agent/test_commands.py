@@ -67,5 +67,20 @@ def test_a_prepared_attempt_with_a_dead_rank_is_made_again() -> None:
     assert do(order(wants(2, "prepare")), state(a2="ended")) == [("forget", 2)]
 
 
+def test_what_waits_with_another_environment_is_never_let_go() -> None:
+    changed = order(wants(2, "go"), env={"A": "1"})
+    old = state(a1="ended", a2="prepared")
+    assert do(changed, old) == [("configure", 0), ("forget", 1)]
+    assert commands(changed, old, lambda _: {})[0]["env"] == {"A": "1"}
+    assert do(changed, {**old, "env": {"A": "1"}}) == [("forget", 1), ("go", 2)]
+    dropped = order(wants(2, "prepare"))
+    assert do(dropped, {**state(), "env": {"A": "1"}}) == [("configure", 0), ("prepare", 2)], "a new run has none"
+
+
+def test_an_end_does_not_wait_for_an_environment() -> None:
+    both = order(wants(1, "end"), wants(2, "prepare"), env={"A": "1"})
+    assert do(both, state(a1="running", a2="prepared")) == [("configure", 0), ("end", 1)]
+
+
 def test_shutdown_is_all_there_is_to_do() -> None:
     assert do(order(wants(1, "go"), shutdown=True), state(a1="running")) == [("shutdown", 0)]

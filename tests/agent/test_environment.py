@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from evertrain.agent.environment import of_rank
+import pytest
+
+from evertrain.agent.environment import OURS, of_rank, why_not
 from evertrain.model.report import Go, RankOrder
 
 
@@ -32,6 +34,18 @@ def test_the_user_may_switch_off_asynchronous_errors() -> None:
     assert of_rank(go(), ORDER, "job", "", {})["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
     given = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     assert of_rank(go(), ORDER, "job", "", given)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+def test_what_is_ours_cannot_be_set_and_all_else_can() -> None:
+    follow_the_user = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"}
+    assert {*of_rank(go(virtual=True), ORDER, "job", "", {})} - follow_the_user == set(OURS)
+    assert all(name in why_not(name) for name in (*OURS, "EVERTRAIN_TOKEN"))
+    assert not any(map(why_not, (*follow_the_user, "OMP_NUM_THREADS", "PATH", "rank")))
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "A\0"])
+def test_no_name_of_a_variable(name: str) -> None:
+    assert "is not the name of a variable" in why_not(name)
 
 
 def test_virtual_local_rank_shows_one_device_as_the_first() -> None:

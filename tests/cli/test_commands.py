@@ -65,6 +65,10 @@ def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
         (("run", "--nnodes", "2", "train.py"), "needs --rdzv-endpoint HOST:PORT on every node"),
         (("status", "--jsno"), "unknown flag --jsno; did you mean --json?"),
         (("incidents", "first"), "'first' is not the number of an incident"),
+        (("restart", "--from-step", "x"), "invalid int value: 'x'"),
+        (("restart", "--from-step", "3", "--verify", "2"), "not allowed with argument"),
+        (("restart", "--env", "A"), "--env A: NAME=VALUE is needed"),
+        (("restart", "--env", "RANK=3"), "--env RANK=3: RANK is set for each rank by evertrain"),
         (("clean", "all"), "unexpected argument 'all'"),
     ],
 )
@@ -107,7 +111,7 @@ def test_a_run_dir_that_cannot_be_written(folder: Path) -> None:
 
 
 def test_commands_that_look_know_no_job(folder: Path) -> None:
-    for command in ("status", "incidents", "stop"):
+    for command in ("status", "incidents", "restart", "stop"):
         code, said = refused(folder, command)
         assert (code, "there is no job here" in said) == (1, True)
         code, said = refused(folder, command, "--job", "other")

@@ -47,6 +47,50 @@ def test_a_first_attempt_and_what_it_resumes() -> None:
     assert narrate.lines(None, Seen(status(attempt=4, resume=20))) == ["attempt 4 runs, resumed from step 20"]
 
 
+def asked(**different: Any) -> Json:
+    usual = {
+        "restart": "a",
+        "from_step": None,
+        "verify": None,
+        "args": None,
+        "env": [],
+        "back": False,
+        "verified": None,
+    }
+    return {**usual, **different}
+
+
+def verified(**different: Any) -> Json:
+    return {"problem": "", "difference": None, "first_step": 39, "last_step": 41, "ranks": 4, **different}
+
+
+def test_a_restart_that_was_asked_for() -> None:
+    calm = Seen(status())
+    assert narrate.lines(calm, Seen(status(restart=asked()))) == ["restart asked for: from the newest step"]
+    wish = asked(from_step=38, args=["--name", "a b"], env=["A", "B"])
+    assert narrate.lines(calm, Seen(status(restart=wish))) == [
+        "restart asked for: from step 38; arguments: --name 'a b'; environment: A, B"
+    ]
+    before = Seen(status(restart=asked()))
+    assert narrate.lines(before, Seen(status(restart=asked(back=True)))) == []
+    assert narrate.lines(before, Seen(status(restart=asked(restart="b", verify=1)))) == [
+        "restart asked for: to repeat the last step"
+    ]
+
+
+def test_what_came_of_repeated_steps() -> None:
+    before = Seen(status(restart=asked(verify=3)))
+    after = Seen(status(restart=asked(verify=3, verified=verified())))
+    assert narrate.lines(before, after) == ["steps 39 to 41 repeated: the losses of 4 ranks are the same bits"]
+    assert narrate.lines(after, after) == []
+    difference = {"step": 40, "rank": 2, "node": "node-1", "before": "0.1", "again": "0.2"}
+    assert narrate.verified(verified(difference=difference)) == (
+        "step 40 did not come out the same: rank 2 on node-1 reported the loss 0.1, and then 0.2"
+    )
+    assert narrate.verified(verified(problem="why")) == "nothing could be compared: why"
+    assert narrate.verified(verified(first_step=41)) == "step 41 repeated: the losses of 4 ranks are the same bits"
+
+
 def test_an_incident_from_its_beginning_to_its_end() -> None:
     calm, hit = Seen(status()), Seen(status(), (incident(),))
     seconds = {"detect": 0.01, "locate": 0.0, "failover": 0.2, "recompute": 0.1}

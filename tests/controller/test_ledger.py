@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from evertrain.controller import ledger
-from evertrain.controller.ledger import PLANNED_RESTART, PLANNED_STOP, START, Account, Run, Stretch
+from evertrain.controller.ledger import PLANNED_RESTART, PLANNED_STOP, START, VERIFICATION, Account, Run, Stretch
 from evertrain.model.config import Config, RestartConfig
 from evertrain.model.records import (
     AttemptEnded,
@@ -18,6 +18,7 @@ from evertrain.model.records import (
     AttemptStarted,
     JobEnded,
     Progress,
+    RestartRequested,
     RunStarted,
     TermStarted,
 )
@@ -189,6 +190,62 @@ def test_an_end_without_incident_between_two_attempts_is_a_planned_restart() -> 
         (seen[0].start, "productive", None),
         (1011.0, "failover", PLANNED_RESTART),
     ]
+
+
+def asked(world: World, **more: object) -> None:
+    number = world.state.attempts[-1].number
+    world.write(RestartRequested(time=world.now, restart=f"r{number}", attempt=number, **more))  # type: ignore[arg-type]
+    world.turns()
+
+
+def steps_and_turns(world: World, number: int) -> float:
+    """When the third of these steps was done."""
+    done = []
+    for _ in range(number):
+        world.train()
+        done.append(world.now)
+        world.turn()
+    return done[2]
+
+
+def test_a_restart_that_was_asked_for_is_planned_until_the_first_new_step() -> None:
+    world = training()
+    last_progress = world.now - 0.05
+    asked(world, from_step=7)
+    first_new = steps_and_turns(world, 6)
+    mine = lost(world, PLANNED_RESTART)
+    assert [part.phase for part in mine] == ["failover", "recompute"]
+    assert (mine[0].start, mine[1].end) == pytest.approx((last_progress, first_new), abs=0.01)
+    assert parts(world)[-1] == ("productive", None)
+    assert lost(world, VERIFICATION) == []
+
+
+def test_what_a_verification_takes_is_its_own_account_and_no_other_restarts() -> None:
+    world = training()
+    last_progress = world.now - 0.05
+    asked(world, verify=2)
+    first_new = steps_and_turns(world, 6)
+    asked(world)
+    world.train(2)
+    world.turn()
+    mine = lost(world, VERIFICATION)
+    assert [part.phase for part in mine] == ["failover", "recompute"]
+    assert (mine[0].start, mine[1].end) == pytest.approx((last_progress, first_new), abs=0.01)
+    assert [part.phase for part in lost(world, PLANNED_RESTART)] == ["failover"]
+
+
+def test_a_fault_on_the_way_of_a_verification_is_booked_on_the_fault() -> None:
+    world = training()
+    asked(world, verify=2)
+    world.train(1)
+    world.turn()
+    world.fail(1)
+    world.turns()
+    world.train(3)
+    world.turn()
+    mine = [account.category for _, account in parts(world) if account is not None]
+    assert mine.index("verification") < mine.index(world.state.incidents[1].opened.category)
+    assert parts(world)[-1] == ("productive", None)
 
 
 def test_the_way_back_of_a_script_that_names_no_steps_ends_in_its_loop() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from evertrain.controller import views
+from evertrain.decide import planned
+from evertrain.decide.conduct import steps
 from evertrain.model.config import Config, RestartConfig
 from evertrain.model.records import (
     AttemptEnding,
@@ -17,6 +20,7 @@ from evertrain.model.records import (
     IncidentOpened,
     JobEnded,
     Progress,
+    RestartRequested,
     SignalRaised,
     TermStarted,
 )
@@ -470,6 +474,16 @@ class AnyJob(RuleBasedStateMachine):
     @rule(node=st.sampled_from(["node-0", "node-1"]))
     def bring_back(self, node: str) -> None:
         self.world.bring_back(node)
+
+    @rule(wish=st.sampled_from([{}, {"from_step": 2}, {"verify": 1}, {"env": {"A": "1"}, "args": ("x",)}]))
+    def restart(self, wish: dict[str, Any]) -> None:
+        state, picture = self.world.state, self.world.picture()
+        number = state.active.number if state.active is not None else 0
+        name = f"r{len(state.restarts)}"
+        asked = RestartRequested(time=self.world.now, restart=name, attempt=number, **wish)
+        step = steps(state.active, picture)[0] if state.active is not None else None
+        if planned.refusal(state, picture, asked, step) is None:
+            self.world.write(asked)
 
     @rule(jump_s=st.sampled_from([0.0, 1e7]))
     def replace_controller(self, jump_s: float) -> None:

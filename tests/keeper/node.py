@@ -158,8 +158,10 @@ class Node:
         if wait:
             self.wait_for(lambda state: self.phase(attempt) == "prepared", 60)
 
-    def go(self, attempt: int, *, term: int = 1, env: dict[str, str] | None = None) -> None:
-        orders = {str(rank): self.orders(attempt, rank, env or {}) for rank in range(self.nproc)}
+    def go(
+        self, attempt: int, *, term: int = 1, env: dict[str, str] | None = None, args: Sequence[str] | None = None
+    ) -> None:
+        orders = {str(rank): {**self.orders(attempt, rank, env or {}), "args": args} for rank in range(self.nproc)}
         self.send(do="go", term=term, attempt=attempt, ranks=orders)
 
     def orders(self, attempt: int, rank: int, env: dict[str, str]) -> Json:

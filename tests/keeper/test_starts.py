@@ -161,6 +161,55 @@ def test_what_waits_is_prepared_anew_when_the_zygote_is_to_be_avoided(start_node
     assert node.output(1, 1).split()[1] == "False"
 
 
+LOOK = (
+    "import os, sys; print(os.environ.get('ADDED'), os.environ.get('OMP_NUM_THREADS'), 'torch' in sys.modules,"
+    " 'torch' in sys.modules and sys.modules['torch'].get_num_threads(), sys.argv[1:], flush=True)"
+)
+
+
+@pytest.mark.parametrize("start", ["zygote", "parked", "spawn"])
+def test_another_environment_reaches_what_waits_and_its_imports(start_node: StartNode, start: str) -> None:
+    node = start_node(LOOK, start=start, nproc=2)
+    node.prepare(1, store=True)
+    before = node.attempt(1)
+    env = {"ADDED": "a b", "OMP_NUM_THREADS": "2"}
+    node.send(do="configure", term=1, env=env)
+    node.wait_for(lambda state: node.phase(1) == "prepared" and node.attempt(1)["ranks"] != before["ranks"], 60)
+    assert node.state["env"] == env
+    assert node.attempt(1)["store_port"] == before["store_port"]
+    prepared = node.attempt(1)["ranks"]
+    node.send(do="configure", term=1, env=env)  # nothing new, nothing done
+    node.prepare(2)
+    assert node.attempt(1)["ranks"] == prepared
+    node.go(1, args=["--lr", "3"])
+    node.wait_for(lambda state: node.phase(1) == "ended")
+    has_torch = start != "spawn"
+    expected = f"a b 2 {has_torch} {2 if has_torch else False} ['--lr', '3']\n"
+    assert [node.output(1, rank) for rank in range(2)] == [expected] * 2
+    assert node.state["starter"]["mode"] == start and node.errors == []
+
+
+def test_the_environment_changes_while_the_zygote_still_imports(start_node: StartNode) -> None:
+    node = start_node(LOOK, start="zygote", nproc=2)
+    node.prepare(1, store=True, wait=False)
+    node.send(do="configure", term=1, env={"ADDED": "x"})
+    node.send(do="configure", term=1, env={"ADDED": "y"})
+    node.wait_for(lambda state: node.phase(1) == "prepared", 60)
+    node.go(1)
+    node.wait_for(lambda state: node.phase(1) == "ended")
+    assert [node.output(1, rank).split()[0] for rank in range(2)] == ["y", "y"]
+    assert node.state["starter"]["mode"] == "zygote"
+
+
+def test_a_program_gets_other_arguments_and_environment(start_node: StartNode) -> None:
+    node = start_node("", "-c", "echo old", kind="program", target="sh")
+    node.send(do="configure", term=1, env={"ADDED": "new"})
+    node.prepare(1)
+    node.go(1, args=["-c", "echo $ADDED"])
+    node.wait_for(lambda state: node.phase(1) == "ended")
+    assert node.output(1) == "new\n"
+
+
 FAKE_CUDA = """
 #include <fcntl.h>
 int cuInit(unsigned flags) { return open("/dev/nvidia0", O_RDWR) < 0; }

@@ -68,6 +68,49 @@ def test_a_torn_slot_leaves_the_one_before(path: str) -> None:
         assert view is not None and view.abs_step == 1
 
 
+def test_the_last_losses_are_kept_the_later_of_two_for_one_step(path: str) -> None:
+    writer = page.PageWriter(path)
+    for step in range(1, 301):
+        writer.remember_loss(10 * step, step / 3)
+    writer.remember_loss(3000, float("inf"))
+    expected = {10 * step: step / 3 for step in range(46, 300)}
+    assert pages.losses(path) == {**expected, 3000: float("inf")}
+    assert len(expected) + 2 == page.LOSSES
+
+
+def test_a_pair_that_was_being_written_is_the_only_one_lost(path: str) -> None:
+    writer = page.PageWriter(path)
+    for step in range(page.LOSSES + 10):
+        writer.remember_loss(step, float(step))
+    raw = bytearray(Path(path).read_bytes())
+    last = page.LOSSES_AT + 9 * page.LOSS.size
+    older = struct.pack("@Qqd", 10, 9, 9.0)
+    for done in range(1, 20):  # so many bytes of the new pair had arrived when the writer died
+        torn = raw.copy()
+        torn[last + done : last + page.LOSS.size] = older[done:].ljust(page.LOSS.size - done, b"\xff")
+        Path(path).write_bytes(torn)
+        assert pages.losses(path) == {step: float(step) for step in range(10, page.LOSSES + 9)}
+
+
+def test_no_losses_where_there_are_none_or_no_page(path: str, tmp_path: Path) -> None:
+    assert pages.losses(path) == {}
+    assert pages.losses(tmp_path / "none") == {}
+    raw = bytearray(Path(path).read_bytes())
+    Path(path).write_bytes(raw[: page.LOSSES_AT])
+    assert pages.losses(path) == {}
+
+
+def test_remembering_a_loss_takes_about_a_microsecond(path: str) -> None:
+    writer = page.PageWriter(path)
+    best_s = 1.0
+    for _ in range(20):
+        began = time.perf_counter()
+        for step in range(500):
+            writer.remember_loss(step, 0.5)
+        best_s = min(best_s, (time.perf_counter() - began) / 500)
+    assert best_s < 5e-6, "generous: the machine may be busy"
+
+
 def test_a_new_page_has_nothing_to_say_yet(path: str) -> None:
     assert pages.read(path) == (None, "nothing written yet")
 
@@ -76,7 +119,7 @@ def test_an_unknown_layout_is_blind(path: str) -> None:
     raw = bytearray(Path(path).read_bytes())
     struct.pack_into("@I", raw, 8, page.LAYOUT + 1)
     view, reason = pages.parse(bytes(raw))
-    assert view is None and "layout 2" in reason
+    assert view is None and f"layout {page.LAYOUT + 1}" in reason
 
 
 @pytest.mark.parametrize("raw", [b"", b"short", bytes(page.SIZE), b"x" * page.SIZE])

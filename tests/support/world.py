@@ -21,6 +21,7 @@ from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord, NodeJoined, RunStarted, StopRequested, TermStarted
 from evertrain.model.report import (
     AttemptReport,
+    Comparison,
     Copy,
     Desired,
     Exit,
@@ -102,6 +103,8 @@ class Node:
     """The keeper is gone and has not come back yet."""
     flushed: int | None = None
     last_attempt: int = 0
+    env: dict[str, str] = field(default_factory=dict)
+    compared: tuple[Comparison, ...] = ()
     memory_is_tight: bool = False
     order: Desired | None = None
 
@@ -291,8 +294,10 @@ class World:
                 for process in held.processes.values()
                 if process.state == "running" and process.still_since is not None
             ),
-            copies=(*node.memory, *node.disk) if settled else (),
-            copies_after_attempt=node.last_attempt if settled else 0,
+            copies=(*node.memory, *node.disk),
+            copies_after_attempt=node.last_attempt if settled else -1,
+            env=node.env,
+            comparisons=node.compared,
             flushed_step=node.flushed,
             memory_is_tight=node.memory_is_tight,
         )
@@ -348,6 +353,11 @@ class World:
         for number in [number for number in node.attempts if number not in wanted]:
             del node.attempts[number]
         node.last_attempt = order.last_attempt
+        if node.env != order.env:
+            # the keeper starts anew what waits
+            node.env = order.env
+            for number in [number for number, held in node.attempts.items() if not held.started]:
+                node.attempts[number] = Held({rank: Process(rank, next(self.pids)) for rank in order.ranks})
         for number, attempt in wanted.items():
             held = node.attempts.get(number)
             if attempt.phase == "prepare" and held is None:

@@ -117,7 +117,7 @@ class Agent:
         if state is None:
             return
         try:
-            for command in commands.commands(order, state, self._go_lines):
+            for command in commands.commands(order, state, lambda attempt: self._go_lines(attempt, order.env)):
                 self._keeper.send(command)
         except OSError as error:
             # no page, no go: the next turn tries again, and the user reads why nothing starts
@@ -140,10 +140,11 @@ class Agent:
         if limit_s is not None and min(away_s, self._view.idle_s) > limit_s:
             self.leave_alone(f"the first node has not been reached for {away_s:.0f} s, and training stands")
 
-    def _go_lines(self, attempt: DesiredAttempt) -> dict[str, Any]:
+    def _go_lines(self, attempt: DesiredAttempt, added: dict[str, str]) -> dict[str, Any]:
         """Make the pages and say to each rank who it is."""
         go, spec = attempt.go, self._spec
         assert go is not None
+        inherited = {**os.environ, **added}
         lines: dict[str, Any] = {}
         for order in go.ranks:
             page_path = self._view.page_path(attempt.attempt, order.rank)
@@ -158,7 +159,8 @@ class Agent:
             # nodes may share this folder; each shows the output of its own ranks
             (folder / "node").write_text(spec.node)
             lines[str(order.rank)] = {
-                "env": environment.of_rank(go, order, spec.job, str(folder / "error.json"), os.environ),
+                "env": environment.of_rank(go, order, spec.job, str(folder / "error.json"), inherited),
+                "args": go.args,
                 "stdout": str(folder / "stdout.log"),
                 "stderr": str(folder / "stderr.log"),
                 "session": {

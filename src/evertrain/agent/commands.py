@@ -25,11 +25,16 @@ def commands(order: Desired, state: State, go_lines: GoLines) -> list[dict[str, 
     listed: State = state.get("attempts", {})
     wanted = {attempt.attempt: attempt for attempt in order.attempts}
     found: list[dict[str, Any]] = []
+    is_current = order.env == state.get("env", {})
+    if not is_current:
+        # whatever waits is started anew by this, so nothing of it may be let go before the keeper has answered
+        found.append({"do": "configure", "term": order.term, "env": order.env})
     for number in map(int, listed):
         if number not in wanted:
             found += _drop(order.term, number, listed[str(number)])
     for attempt in order.attempts:
-        found += _toward(order.term, attempt, listed.get(str(attempt.attempt)), go_lines)
+        if is_current or attempt.phase != "go":
+            found += _toward(order.term, attempt, listed.get(str(attempt.attempt)), go_lines)
     return found
 
 

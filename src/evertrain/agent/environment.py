@@ -6,6 +6,25 @@ from collections.abc import Mapping
 
 from evertrain.model.report import Go, RankOrder
 
+OURS = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",
+)  # fmt: skip
+"""Names whose values are ours alone; whatever else `of_rank` sets follows what the user has set."""
+
+
+def why_not(name: str) -> str:
+    """Why a user cannot set this variable of the ranks; empty: nothing speaks against it."""
+    if not name or "=" in name or "\0" in name:
+        return f"{name!r} is not the name of a variable"
+    if name in OURS:
+        return f"{name} is set for each rank by evertrain"
+    if name.startswith("EVERTRAIN_"):
+        return f"{name}: names that begin with EVERTRAIN_ are evertrain's own"
+    return ""
+
 
 def of_rank(go: Go, order: RankOrder, run_id: str, error_file: str, inherited: Mapping[str, str]) -> dict[str, str]:
     """The variables that a rank adds to what it inherits.

@@ -7,12 +7,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from evertrain.agent import failures
+from evertrain.agent import failures, losses
 from evertrain.agent.watch import Watch
 from evertrain.checkpoint import disk, slots
 from evertrain.model.activity import RankActivity
 from evertrain.model.report import (
     AttemptReport,
+    Comparison,
     Copy,
     Desired,
     Exit,
@@ -29,6 +30,8 @@ from evertrain.worker import room
 # below this much free memory no process waits ahead of need
 _TIGHT_BYTES = 256 << 20
 _LOOK_EVERY_S = 2.0
+_COPIES_EVERY_S = 2.0
+"""While ranks run, for whoever asks which steps there are: headers only."""
 
 # a running rank has a readable page within a moment of its start
 _UNREADABLE_YET = "nothing written yet"
@@ -47,6 +50,9 @@ class NodeView:
         # by attempt, rank and pid: a process that died while it waited is replaced under the same attempt
         self._copies: tuple[Copy, ...] = ()
         self._copies_after = -1
+        self._next_copies = 0.0
+        self._copies_look = 0
+        self._comparisons: dict[int, Comparison] = {}
         self.flushed_step: int | None = None
         self.problems: list[str] = []
         self.env_changed = False
@@ -78,6 +84,7 @@ class NodeView:
                 node=self._spec.node, address=self._spec.address, blind=("the agent cannot reach its keeper",)
             )
         self._read_copies(state, order)
+        self._compare_losses(state, order)
         keeper, starter = state["keeper"], state["starter"]
         return NodeReport(
             node=self._spec.node,
@@ -90,7 +97,10 @@ class NodeView:
             pages=tuple(map(_page_report, self._views)),
             activities=self._activities,
             copies=self._copies,
-            copies_after_attempt=max(0, self._copies_after),
+            copies_after_attempt=self._copies_after,
+            copies_look=self._copies_look,
+            env=state.get("env", {}),
+            comparisons=tuple(self._comparisons.values()),
             flushed_step=self.flushed_step,
             problems=tuple(self.problems[-5:]),
             blind=self._blind,
@@ -197,21 +207,51 @@ class NodeView:
         self._activities, self._running = self._watch.look(running), len(running)
 
     def _read_copies(self, state: dict[str, Any], order: Desired | None) -> None:
-        """List the checkpoints once nothing writes to them any more; a list read earlier would be stale."""
+        """List the checkpoints: for good once nothing writes to them any more, until then as they are just now."""
         # without ranks it is not known yet whose checkpoints are asked for
-        if order is None or not order.ranks or not _is_settled(state, order):
+        if order is None or not order.ranks:
             self._copies_after = -1
-            return
-        if self._copies_after == order.last_attempt:
-            return
-        disk.discard_before(order.first_attempt, self._spec.disk_dir)
+        elif not _is_settled(state, order):
+            self._copies_after = -1
+            if (now := time.monotonic()) >= self._next_copies or self._copies_look != order.copies_look:
+                self._next_copies = now + _COPIES_EVERY_S
+                self._copies = self._listed(order)
+        elif self._copies_after != order.last_attempt:
+            disk.discard_before(order.first_attempt, self._spec.disk_dir)
+            self._copies = self._listed(order)
+            self._copies_after = order.last_attempt
+        self._copies_look = order.copies_look if order is not None else 0
+
+    def _listed(self, order: Desired) -> tuple[Copy, ...]:
         kept = (*slots.list(self.slots_dir), *disk.list(self._spec.disk_dir))
-        self._copies = tuple(
+        return tuple(
             Copy(rank=slot.rank, step=slot.step, attempt=slot.attempt, world_size=slot.world_size, tier=slot.tier)
             for slot in kept
             if slot.rank in order.ranks and slot.attempt >= order.first_attempt
         )
-        self._copies_after = order.last_attempt
+
+    def _compare_losses(self, state: dict[str, Any], order: Desired | None) -> None:
+        """Each rank once, when it has done again what it had done before."""
+        wanted = order.compare if order is not None else None
+        if order is None or wanted is None:
+            self._comparisons = {}
+            return
+        self._comparisons = {rank: one for rank, one in self._comparisons.items() if one.later == wanted.later}
+        attempt = state["attempts"].get(str(wanted.later), {"ranks": {}})
+        for rank in order.ranks:
+            process = attempt["ranks"].get(str(rank))
+            if process is None or rank in self._comparisons:
+                continue
+            found = losses.compare(
+                wanted,
+                rank,
+                self._spec.node,
+                self.page_path(wanted.earlier, rank),
+                self.page_path(wanted.later, rank),
+                is_over=process["state"] == "ended",
+            )
+            if found is not None:
+                self._comparisons[rank] = found
 
 
 def _is_settled(state: dict[str, Any], order: Desired) -> bool:

@@ -24,7 +24,7 @@ class SlotInfo(Copy, frozen=True, kw_only=True):
 
 
 def list(slots_dir: str | os.PathLike[str]) -> tuple[SlotInfo, ...]:
-    """The complete slots of all ranks under a node's slots folder. Read it when the ranks are gone, not before."""
+    """The complete slots of all ranks under a node's slots folder; while ranks run, any may be overwritten since."""
     return complete(_paths(os.fspath(slots_dir)), "memory")
 
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "status": "how is the job doing?",
     "incidents": "what went wrong, what was done, and what did it cost?",
     "report": "where did the time go? productive and lost seconds, by incident, phase and cause",
+    "restart": "end a job's ranks and let them go on: from a step, with other arguments, or to compare losses",
     "stop": "stop a job; the same `run` command resumes it later",
     "clean": "remove what dead runs left in shared memory",
 }

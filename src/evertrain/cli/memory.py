@@ -10,7 +10,7 @@ from pathlib import Path
 from evertrain.model.errors import TroubleError
 
 SHARED_MEMORY = Path("/dev/shm")
-PAGE_BYTES = 8192
+PAGE_BYTES = 12288
 """One telemetry page and its directory entry, rounded up."""
 ATTEMPTS_AT_ONCE = 3
 """The one that ends, the one that runs and the one that is prepared."""

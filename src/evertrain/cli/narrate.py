@@ -5,6 +5,7 @@ Pure: two looks at the job in, lines out.
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from evertrain.cli.poll import Seen
@@ -19,6 +20,7 @@ def lines(before: Seen | None, now: Seen) -> list[str]:
     said: list[str] = []
     said += _opened(before, now)
     said += _start_mode(was, status)
+    said += _restart(was, status)
     said += _attempt(was, status)
     said += _closed(before, now)
     said += _nodes(was, status)
@@ -36,6 +38,48 @@ def _attempt(was: Json, status: Json) -> list[str]:
     resume = status.get("resume")
     where = f", resumed from step {resume}" if resume is not None else ""
     return [f"attempt {status['attempt']} runs{where}"]
+
+
+def _restart(was: Json, status: Json) -> list[str]:
+    """A restart that somebody asked for, and whether repeated steps came out the same."""
+    now, before = status.get("restart"), was.get("restart")
+    if now is None:
+        return []
+    known = before if before is not None and before["restart"] == now["restart"] else None
+    said = [f"restart asked for: {wish(now)}"] if known is None else []
+    if now["verified"] is not None and (known is None or known["verified"] is None):
+        said.append(verified(now["verified"]))
+    return said
+
+
+def wish(restart: Json) -> str:
+    """`from step 38; arguments: --lr 3; environment: SEED`."""
+    parts = ["from the newest step"]
+    if restart["from_step"] is not None:
+        parts = [f"from step {restart['from_step']}"]
+    elif restart["verify"] is not None:
+        many = restart["verify"]
+        parts = ["to repeat the last step" if many == 1 else f"to repeat the last {many} steps"]
+    if restart["args"] is not None:
+        parts.append(f"arguments: {shlex.join(restart['args'])}")
+    if restart["env"]:
+        parts.append(f"environment: {', '.join(restart['env'])}")
+    return "; ".join(parts)
+
+
+def verified(seen: Json) -> str:
+    """What came out when steps were done again."""
+    if seen["problem"]:
+        return f"nothing could be compared: {seen['problem']}"
+    if (other := seen["difference"]) is not None:
+        return (
+            f"step {other['step']} did not come out the same: rank {other['rank']} on {other['node']} "
+            f"reported the loss {other['before']}, and then {other['again']}"
+        )
+    first, last = seen["first_step"], seen["last_step"]
+    steps = f"step {last}" if first == last else f"steps {first} to {last}"
+    who = "rank are" if seen["ranks"] == 1 else "ranks are"
+    return f"{steps} repeated: the losses of {seen['ranks']} {who} the same bits"
 
 
 def _start_mode(was: Json, status: Json) -> list[str]:

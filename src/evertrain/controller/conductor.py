@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from evertrain.controller import views
 from evertrain.controller.store import EventStore
-from evertrain.decide import joining
-from evertrain.decide.conduct import decide
+from evertrain.decide import joining, planned
+from evertrain.decide.conduct import decide, steps
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.state import JobState, apply
 from evertrain.model import version
-from evertrain.model.records import AnyRecord, NodeJoined, SignalRaised, StopRequested
+from evertrain.model.records import AnyRecord, NodeJoined, RestartRequested, SignalRaised, StopRequested
 from evertrain.model.report import Desired, NodeReport, Report
 from evertrain.model.spec import ControllerSpec
 
@@ -49,6 +51,8 @@ class Conductor:
         self._heard: dict[str, float] = {}
         self._inbox: list[AnyRecord] = []
         self._applicants: list[tuple[joining.Wish, asyncio.Future[NodeJoined | joining.Refusal]]] = []
+        self._looks: list[str] = []
+        """Restarts for which the agents were asked what copies they hold; so many looks have been asked for."""
         self._wake = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -102,6 +106,34 @@ class Conductor:
         self._inbox.append(StopRequested(time=self.now(), signal=signal, because=because))
         self._wake.set()
 
+    def request_restart(self, asked: RestartRequested) -> planned.Refusal | None:
+        """Take the request to restart the attempt that runs now, or say why not. The same one twice is one."""
+        known = (*self._inbox, *(restart.asked for restart in self._state.restarts))
+        others = [one for one in known if isinstance(one, RestartRequested)]
+        if any(one.restart == asked.restart for one in others):
+            return None
+        if any(isinstance(one, RestartRequested) for one in self._inbox):
+            return planned.Refusal("it is being restarted already")
+        if (asked.from_step is not None or asked.verify is not None) and not self._has_looked(asked.restart):
+            return planned.Refusal("its agents have not said yet which steps there are", soon=True)
+        attempt = self._state.active
+        step = steps(attempt, self.picture)[0] if attempt is not None else None
+        if (refusal := planned.refusal(self._state, self.picture, asked, step)) is not None:
+            return refusal
+        assert attempt is not None
+        self._inbox.append(replace(asked, time=self.now(), attempt=attempt.number))
+        self._wake.set()
+        return None
+
+    def _has_looked(self, restart: str) -> bool:
+        """Whether every agent has read its copies since this restart was first asked for; they are told to."""
+        if restart not in self._looks:
+            self._looks.append(restart)
+            self._wake.set()
+        look = self._looks.index(restart) + 1
+        reports = [self.picture.report(node) for node in self._state.active_nodes()]
+        return all(report is not None and report.copies_look >= look for report in reports)
+
     def raise_signal(self, node: str, signal: str, evidence: str) -> None:
         self._inbox.append(SignalRaised(time=self.now(), node=node, signal=signal, evidence=evidence))
         self._wake.set()
@@ -143,9 +175,11 @@ class Conductor:
 
     async def _settle(self) -> None:
         """Write and apply records until none follows."""
-        asked, self._inbox = self._inbox, []
+        asked = list(self._inbox)
         if self._state.ended is None and asked:
             await self._commit(asked)
+        # not before: who asks for the same thing meanwhile must find it here
+        del self._inbox[: len(asked)]
         while records := decide(self._state, self.picture, self._spec.config, self.now()):
             await self._commit(records)
 
@@ -159,6 +193,7 @@ class Conductor:
         """Send each node what should be, when it has changed or the node has just connected."""
         for node, send in list(self._sends.items()):
             order = desired(self._state, self.picture, self._spec, self._spec.config, node)
+            order = replace(order, copies_look=len(self._looks))
             if self._sent.get(node) != order:
                 self._sent[node] = order
                 send(order)
@@ -167,15 +202,12 @@ class Conductor:
         return views.status(self._state, self.picture, job=self._spec.job, now=self.now())
 
 
+_MATTERING = ("attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "comparisons")
+
+
 def _matters(before: NodeReport, after: NodeReport) -> bool:
     """Whether anything changed that a rule could look at; a mere step forward can wait for the next tick."""
-    if (before.attempts, before.keeper, before.copies_after_attempt, before.flushed_step, before.starter) != (
-        after.attempts,
-        after.keeper,
-        after.copies_after_attempt,
-        after.flushed_step,
-        after.starter,
-    ):
+    if any(getattr(before, name) != getattr(after, name) for name in _MATTERING):
         return True
     marks = [(page.rank, page.attempt, page.resumed_time, page.passed_time) for page in after.pages]
     return marks != [(page.rank, page.attempt, page.resumed_time, page.passed_time) for page in before.pages]

@@ -6,10 +6,10 @@ A run is cut into stretches that lie end to end, so their sum is its wall time. 
     └ start, failover ┘ recompute  ┘            └ recompute
 
 What comes before an attempt's first new step is booked on what made the attempt necessary: the start of the run, an
-incident, or a planned restart. An incident that is only watched costs nothing. After a request to stop all is planned
-stop. Redone steps are not productive: the first new step ends them, by the slowest rank's page after an incident, else
-estimated from the marks in the log. A script that never names its steps cannot be seen redoing them: its way back ends
-when all ranks are in their loop.
+incident, a planned restart, or one that repeats steps to compare their losses. An incident that is only watched costs
+nothing. After a request to stop all is planned stop. Redone steps are not productive: the first new step ends them, by
+the slowest rank's page after an incident, else estimated from the marks in the log. A script that never names its steps
+cannot be seen redoing them: its way back ends when all ranks are in their loop.
 
 ETTR is the productive share of a run's wall time (Kokolis et al.; ByteRobust section 8.1). The weighted one counts a
 productive second as less when training is slow: by tokens per second between two marks, or steps where the script
@@ -84,6 +84,7 @@ class Account(msgspec.Struct, frozen=True):
 
 START = Account("start_up", "start_up")
 PLANNED_RESTART = Account("planned_restart", "planned_restart")
+VERIFICATION = Account("verification", "verification")
 PLANNED_STOP = Account("planned_stop", "planned_stop")
 
 
@@ -171,7 +172,7 @@ def _story(run: Run) -> Iterator[tuple[float, Phase, Account | None, int | None]
         yield left, "productive", None, attempt.number
         way_back, led_here = "failover", incident
         if incident is None:
-            account = PLANNED_RESTART
+            account = VERIFICATION if _is_verified(run, attempt) else PLANNED_RESTART
             continue
         opened, decided = incident.opened, incident.decided
         account = Account(opened.category, decided.action if decided is not None else "none", incident.number)
@@ -179,6 +180,12 @@ def _story(run: Run) -> Iterator[tuple[float, Phase, Account | None, int | None]
         yield opened.time, "detect", account, None
         yield incident.located_time, "locate", account, None
     yield inf, way_back, account, None
+
+
+def _is_verified(run: Run, attempt: Attempt) -> bool:
+    """Whether it was ended so that its last steps be repeated."""
+    name = attempt.ending.restart if attempt.ending is not None else None
+    return any(one.asked.restart == name and one.asked.verify is not None for one in run.state.restarts)
 
 
 def _entered(attempt: Attempt) -> float:

@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 from aiohttp import WSMsgType, web
 
+from evertrain.agent import environment
 from evertrain.controller import accounts, ledger, views
 from evertrain.controller.clocks import AgentClock
 from evertrain.controller.conductor import Conductor
 from evertrain.decide.joining import Refusal, Wish
+from evertrain.model.records import RestartRequested
 from evertrain.model.report import OTHER_RUN, Desired, Report
 from evertrain.model.spec import ControllerSpec
 
@@ -58,6 +60,8 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str) -> web.Applica
             web.get("/v1/attempts", _attempts),
             web.get("/v1/report", _report),
             web.post("/v1/stop", _stop),
+            web.post("/v1/restart", _restart),
+            web.get("/v1/restart/{name}", _restarted),
             web.post("/v1/signals", _signals),
             web.post("/v1/join", _join),
             web.get("/v1/agent", _agent),
@@ -93,6 +97,14 @@ class _StopRequest(msgspec.Struct, forbid_unknown_fields=True):
     reason: str = "stop requested"
 
 
+class _RestartRequest(msgspec.Struct, forbid_unknown_fields=True):
+    restart: str
+    from_step: int | None = None
+    verify: int | None = None
+    args: tuple[str, ...] | None = None
+    env: dict[str, str] = {}
+
+
 class _SignalRequest(msgspec.Struct, forbid_unknown_fields=True):
     kind: str
     node: str
@@ -106,6 +118,29 @@ async def _stop(request: web.Request) -> web.Response:
         return web.json_response({"error": str(error)}, status=400)
     request.app[_CONDUCTOR].request_stop(wanted.signal, wanted.reason)
     return web.json_response({"stopping": True}, status=202)
+
+
+async def _restart(request: web.Request) -> web.Response:
+    """409 with the reason where it cannot be done (`wrong_usage`: nor later), 503 where that is not known yet."""
+    try:
+        wanted = msgspec.json.decode(await request.read(), type=_RestartRequest)
+    except msgspec.DecodeError as error:
+        return web.json_response({"error": str(error)}, status=400)
+    if reason := next(filter(None, map(environment.why_not, wanted.env)), None):
+        return web.json_response({"error": reason, "wrong_usage": True}, status=409)
+    # the conductor knows which attempt is meant, and when
+    asked = RestartRequested(time=0.0, attempt=0, **msgspec.structs.asdict(wanted))
+    refusal = request.app[_CONDUCTOR].request_restart(asked)
+    if refusal is not None and refusal.soon:
+        return web.json_response({"error": refusal.line}, status=503)
+    if refusal is not None:
+        return web.json_response({"error": refusal.line, "wrong_usage": refusal.wrong_usage}, status=409)
+    return web.json_response({"restart": wanted.restart}, status=202)
+
+
+async def _restarted(request: web.Request) -> web.Response:
+    found = views.restart(request.app[_CONDUCTOR].state, request.match_info["name"])
+    return web.json_response(found) if found is not None else web.json_response({"error": "unknown"}, status=404)
 
 
 async def _signals(request: web.Request) -> web.Response:

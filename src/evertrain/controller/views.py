@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from evertrain.controller import ledger
 from evertrain.controller.store import read_log
-from evertrain.decide import joining, resume
+from evertrain.decide import joining, planned, resume
 from evertrain.decide.conduct import steps
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, Incident, JobState, fold
@@ -48,6 +48,10 @@ def incidents_of(database: Path) -> list[dict[str, Any]]:
     return incidents(fold(read_log(database)))
 
 
+def restart_of(database: Path, name: str) -> dict[str, Any] | None:
+    return restart(fold(read_log(database)), name)
+
+
 def attempts_of(database: Path) -> list[dict[str, Any]]:
     return ledger.attempts(fold(read_log(database)))
 
@@ -75,7 +79,38 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "exit_code": state.ended.exit_code if state.ended else None,
         "restarts": max(0, len(state.attempts) - 1),
         "resume": attempt.started.resume if attempt else None,
+        "restart": restart(state, state.restarts[-1].asked.restart) if state.restarts else None,
         "steps_seen": kind != "none",
+    }
+
+
+def restart(state: JobState, name: str) -> dict[str, Any] | None:
+    """A restart that was asked for in this run: what was wanted, and what has come of it so far."""
+    found = next((one for one in state.restarts if one.asked.restart == name), None)
+    if found is None:
+        return None
+    asked, attempt = found.asked, planned.back(state, found)
+    verified = None
+    if found.verified is not None:
+        named = ("attempt", "first_step", "last_step", "ranks", "problem")
+        verified = {field: getattr(found.verified, field) for field in named}
+        difference = found.verified.difference
+        verified["difference"] = asdict(difference) if difference is not None else None
+    resumed = attempt.resumed if attempt is not None else None
+    old = next((one.ending for one in state.attempts if one.number == asked.attempt), None)
+    return {
+        "restart": name,
+        "from_step": asked.from_step,
+        "verify": asked.verify,
+        "args": list(asked.args) if asked.args is not None else None,
+        # values may be secrets
+        "env": sorted(asked.env),
+        "back": attempt is not None,
+        "attempt": attempt.number if attempt is not None else None,
+        "resume": attempt.started.resume if attempt is not None else None,
+        "seconds": round(resumed.resumed_time - (old or asked).time, 3) if resumed is not None else None,
+        "verified": verified,
+        "ended": state.ended.message if state.ended is not None else None,
     }
 
 

@@ -11,7 +11,7 @@ The rules stand in the order in which they are asked; each is a function of a fe
 
 from __future__ import annotations
 
-from evertrain.decide import blame, hangs, incidents, joining, lost, restart, resume
+from evertrain.decide import blame, hangs, incidents, joining, lost, planned, restart, resume
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.detect import exits
@@ -127,8 +127,11 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
         return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
     if attempt.ends and attempt.alive() and _left_behind(state, attempt, picture, config, now):
         return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
-    return hangs.look(state, attempt, picture, step, config.hang, now) or _milestones(
-        state, attempt, picture, config, now
+    return (
+        planned.end(state, picture, attempt, config.restart.node_return_s, now)
+        or hangs.look(state, attempt, picture, step, config.hang, now)
+        or planned.verify(state, picture, attempt, now)
+        or _milestones(state, attempt, picture, config, now)
     )
 
 
@@ -173,7 +176,8 @@ def _milestones(state: JobState, attempt: Attempt, picture: Picture, config: Con
     mark = attempt.progress
     step, relative = steps(attempt, picture)
     moved = [page.progress_time for page in pages.values() if page.progress_time > 0]
-    if moved and (mark is None or max(moved) - mark.progress_time >= _MARK_EVERY_S):
+    due = mark is None or planned.has_passed(attempt, step)
+    if moved and (due or max(moved) - mark.progress_time >= _MARK_EVERY_S):  # type: ignore[union-attr]
         records.append(_mark(attempt, pages, step, relative, now))
     return records
 
@@ -236,9 +240,15 @@ def _attempt_over(state: JobState, picture: Picture, config: Config, now: float)
     pages = picture.pages(attempt.number)
     step, relative = steps(attempt, picture)
     records: list[AnyRecord] = []
-    whole = attempt.ending is None or attempt.ending.completed
-    completed = whole and all(end.status == 0 or end.killed for end in attempt.ends.values())
-    outcome = "completed" if completed else "stopped" if state.stop is not None else "failed"
+    ending = attempt.ending
+    whole = ending is None or ending.completed
+    asked = ending is not None and ending.restart is not None
+    completed = (whole and all(end.status == 0 or end.killed for end in attempt.ends.values())) or (
+        # they came to their end just before they were to be ended for a restart
+        asked and all(end.status == 0 for end in attempt.ends.values())
+    )
+    records += planned.verify(state, picture, attempt, now, over=True)
+    outcome = "completed" if completed else "stopped" if state.stop is not None else "restarted" if asked else "failed"
     incident = state.incident
     if incident is not None and incident.opened.attempt == attempt.number:
         verdict = blame.blame(state, attempt, incident)
@@ -344,9 +354,13 @@ def _out_of_time(state: JobState, config: Config, now: float) -> bool:
     return since is not None and now - state.since(since.time) > config.grace_s - 2.0
 
 
-def _resume(state: JobState, picture: Picture) -> resume.Resume | None:
-    copies = {node: seen.report.copies for node, seen in picture.nodes.items()}
-    return resume.choose(copies, state.placement(), state.lineage, state.first_attempt)
+def _resume(state: JobState, picture: Picture, at_most: int | None = None) -> resume.Resume | None:
+    last = state.attempt.number if state.attempt is not None else 0
+    # a list that was read while ranks ran may name copies that are gone
+    copies = {
+        node: seen.report.copies for node, seen in picture.nodes.items() if seen.report.copies_after_attempt >= last
+    }
+    return resume.choose(copies, state.placement(), state.lineage, state.first_attempt, at_most)
 
 
 def _all_read(state: JobState, picture: Picture) -> bool:
@@ -369,7 +383,9 @@ def _start(state: JobState, picture: Picture, config: Config, now: float) -> lis
     first = picture.attempt(nodes[0], state.next_attempt)
     report = picture.report(nodes[0])
     assert first is not None and first.store_port is not None and report is not None
-    chosen = _resume(state, picture)
+    # what was there when a restart was asked for may have been overwritten since: never from nothing because of that
+    chosen = _resume(state, picture, planned.latest_step(state)) or _resume(state, picture)
+    asked = planned.pending(state)
     started = r.AttemptStarted(
         time=now,
         attempt=state.next_attempt,
@@ -381,6 +397,7 @@ def _start(state: JobState, picture: Picture, config: Config, now: float) -> lis
         resume=chosen.step if chosen else None,
         tiers=chosen.tiers if chosen else {},
         reached=state.best_step,
+        restart=asked.asked.restart if asked is not None else None,
     )
     return [started]
 
@@ -394,6 +411,8 @@ def _not_ready(state: JobState, picture: Picture) -> str:
             return f"{node}: no word from its agent"
         if report.keeper is None:
             return f"{node}: its agent cannot reach the keeper"
+        if report.env != planned.env(state):
+            return f"{node}: ranks do not get the new environment yet"
         attempt = picture.attempt(node, state.next_attempt)
         if attempt is None or attempt.phase != "prepared" or (node == nodes[0] and attempt.store_port is None):
             return f"{node}: ranks are not prepared{f' ({attempt.error})' if attempt and attempt.error else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evertrain.decide import planned
 from evertrain.decide.conduct import flush_step
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
@@ -25,7 +26,8 @@ def desired(state: JobState, picture: Picture, spec: ControllerSpec, config: Con
             )
         )
     flushes = state.closing and state.active is None and state.flushed is None
-    incident, ended = state.incident, state.ended
+    ended = state.ended
+    waits = state.incident is not None or planned.verifying(state) is not None
     return Desired(
         job=spec.job,
         term=state.term,
@@ -33,6 +35,8 @@ def desired(state: JobState, picture: Picture, spec: ControllerSpec, config: Con
         ranks=ranks,
         last_attempt=state.next_attempt - 1,
         first_attempt=state.first_attempt,
+        env=planned.env(state),
+        compare=planned.compare(state),
         flush_step=flush_step(state, picture) if flushes else None,
         shutdown=ended is not None,
         discard_checkpoints=ended is not None and ended.state == "done",
@@ -42,7 +46,7 @@ def desired(state: JobState, picture: Picture, spec: ControllerSpec, config: Con
         message=ended.message if ended is not None else "",
         read_pages_s=config.agent.read_pages_s,
         heartbeat_s=config.agent.heartbeat_s,
-        eager=incident is not None or state.active is None or state.active.resumed is None or bool(spec.faults),
+        eager=waits or state.active is None or state.active.resumed is None or bool(spec.faults),
     )
 
 
@@ -58,7 +62,7 @@ def _prepares(state: JobState, picture: Picture, spec: ControllerSpec, node: str
         # a port that the user fixed is free only when the old attempt's store is gone
         return spec.master_port is None
     limit = state.run.max_restarts
-    if state.run.observe_only or (limit is not None and len(state.attempts) > limit):
+    if state.run.observe_only or (limit is not None and state.restarts_used >= limit):
         return False
     report = picture.report(node)
     if report is None or report.memory_is_tight:
@@ -97,5 +101,6 @@ def _current(state: JobState, attempt: Attempt, spec: ControllerSpec, node: str)
             RankOrder(rank=rank, local_rank=local, resume_tier=started.tiers.get(rank))
             for local, rank in enumerate(ranks)
         ),
+        args=planned.args(state, attempt.number),
     )
     return DesiredAttempt(attempt=attempt.number, phase="go", ranks=ranks, store=store, go=go)

@@ -20,7 +20,7 @@ def after_failure(state: JobState, incident: Incident, config: RestartConfig) ->
     if state.run.observe_only:
         return "stop", f"{who} ({incident.opened.cause}); with --observe-only nothing is restarted"
     limit = state.run.max_restarts
-    used = len(state.attempts) - 1
+    used = state.restarts_used
     if limit is not None and used >= limit:
         return "stop", f"{who} ({incident.opened.cause}); {used} of {limit} restarts are used (--max-restarts)"
     if (repeated := _same_error(state, incident)) >= config.same_error_limit:
@@ -63,6 +63,8 @@ def _signature(state: JobState, incident: Incident) -> str | None:
 def _without_progress(state: JobState) -> int:
     count = 0
     for attempt in reversed(state.attempts):
+        if attempt.ended is not None and attempt.ended.outcome == "restarted":
+            continue  # it was not given the time
         if attempt.ended is None or attempt.ended.progress:
             break
         count += 1

@@ -29,8 +29,23 @@ def choose(
     placement: dict[int, str],
     lineage: tuple[tuple[int, int], ...] = (),
     first_attempt: int = 1,
+    at_most: int | None = None,
 ) -> Resume | None:
     """Pick the newest step that all ranks of `placement` can restore on their own node; None: there is none.
+
+    Not a later one than `at_most`, if that is given.
+    """
+    found = common(copies, placement, lineage, first_attempt)
+    return max((one for one in found if at_most is None or one.step <= at_most), key=lambda one: one.step, default=None)
+
+
+def common(
+    copies: Mapping[str, Iterable[Copy]],
+    placement: dict[int, str],
+    lineage: tuple[tuple[int, int], ...] = (),
+    first_attempt: int = 1,
+) -> list[Resume]:
+    """Every step that all ranks can restore, oldest first; of two runs of one step the later one.
 
     `copies` are by node, `lineage` is (attempt, step it resumed from) of all attempts so far; memory is preferred.
     Copies saved by another number of ranks are set aside: their shards do not fit.
@@ -43,8 +58,8 @@ def choose(
             tiers = complete[copy.step, copy.attempt]
             if is_valid(copy, lineage, first_attempt) and tiers.get(copy.rank) != "memory":
                 tiers[copy.rank] = copy.tier
-    newest = max((key for key, tiers in complete.items() if len(tiers) == len(placement)), default=None)
-    return Resume(newest[0], complete[newest]) if newest is not None else None
+    whole = {step: tiers for (step, _), tiers in sorted(complete.items()) if len(tiers) == len(placement)}
+    return [Resume(step, tiers) for step, tiers in whole.items()]
 
 
 def is_valid(copy: Copy, lineage: tuple[tuple[int, int], ...], first_attempt: int) -> bool:

@@ -57,6 +57,13 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         return self.opened.incident
 
 
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """A restart that the user asked for."""
+
+    asked: r.RestartRequested
+    verified: r.RestartVerified | None = None
+
+
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """The job as the log tells it."""
 
@@ -85,6 +92,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """Not yet part of an incident."""
     suspicion: r.HangSuspected | None = None
     stop: r.StopRequested | None = None
+    restarts: tuple[Restart, ...] = ()
+    """Of this run, oldest first."""
     flushed: r.Flushed | None = None
     ended: r.JobEnded | None = None
     first_attempt: int = 1
@@ -99,6 +108,11 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     def attempt(self) -> Attempt | None:
         """The newest attempt of this run."""
         return self.attempts[-1] if self.attempts else None
+
+    @property
+    def restarts_used(self) -> int:
+        """Attempts after the first that a fault made necessary."""
+        return sum(attempt.started.restart is None for attempt in self.attempts[1:])
 
     @property
     def active(self) -> Attempt | None:
@@ -207,6 +221,17 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return replace(state, suspicion=None)
         case r.StopRequested():
             return replace(state, stop=state.stop or record)
+        case r.RestartRequested():
+            known = any(restart.asked.restart == record.restart for restart in state.restarts)
+            return state if known else replace(state, restarts=(*state.restarts, Restart(asked=record)))
+        case r.RestartVerified():
+            return replace(
+                state,
+                restarts=tuple(
+                    replace(restart, verified=record) if restart.asked.restart == record.restart else restart
+                    for restart in state.restarts
+                ),
+            )
         case r.Flushed():
             return replace(state, flushed=record)
         case r.JobEnded():
@@ -237,6 +262,7 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         signals=(),
         suspicion=None,
         stop=None,
+        restarts=(),
         flushed=None,
         ended=None,
     )
@@ -244,7 +270,7 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         return replace(again, first_attempt=state.next_attempt, best_step=None, lineage=())
     # an attempt that a killed run left open had reached what its last mark says
     for attempt in state.attempts:
-        if attempt.progress is not None:
+        if attempt.progress is not None and attempt.ended is None:
             again = replace(again, best_step=_max(again.best_step, attempt.progress.step))
     return again
 
@@ -257,6 +283,10 @@ def _attempt_started(state: JobState, record: r.AttemptStarted) -> JobState:
     incident = state.incident
     if incident is not None and incident.decided is not None:
         state = _with_incident(state, replace(incident, failover_attempt=record.attempt))
+    restart = next((one.asked for one in state.restarts if one.asked.restart == record.restart), None)
+    if restart is not None and restart.from_step is not None:
+        # what lies behind that step was given up: going on from there is progress again
+        state = replace(state, best_step=record.resume)
     return replace(
         state,
         attempts=(*state.attempts, Attempt(started=record)),

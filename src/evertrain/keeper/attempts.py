@@ -177,6 +177,14 @@ class Attempts:
     def refused(self, reason: str, instead: str) -> None:
         """What waits must not become ranks: prepare the same attempts once more, started in another way."""
         self._starter.refused(reason, instead)
+        self._start_anew()
+
+    def renew(self) -> None:
+        """What waits has an environment that no longer holds: prepare the same attempts once more."""
+        self._starter.renew()
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         for attempt in self._attempts.values():
             if attempt.ranks and not attempt.gone and not attempt.ending:
                 for rank in attempt.ranks.values():

@@ -40,7 +40,7 @@ class Keeper:
         self._folder = Path(spec["node_dir"])
         self._loop = Loop()
         self._children = Children(self._loop)
-        spawner = Spawner(self._loop, self._children, spec, environ=environ, stdin=stdin, log=log_fd)
+        self._spawner = spawner = Spawner(self._loop, self._children, spec, environ=environ, stdin=stdin, log=log_fd)
         # nothing is in more of a hurry than the import of torch
         self._starter = Starter(self._loop, self._children, spawner, spec, self._change)
         self._attempts = Attempts(self._loop, self._children, self._starter, self._change)
@@ -121,6 +121,7 @@ class Keeper:
             "node": self._spec["node"],
             "keeper": self._identity,
             "starter": self._starter.state(),
+            "env": self._spawner.env,
             "owner_gone": self._owner_left_time is not None,
             "attempts": self._attempts.report(),
         }
@@ -163,6 +164,13 @@ class Keeper:
     def _forget(self, command: Message) -> None:
         self._attempts.forget(int(command["attempt"]))
 
+    def _configure(self, command: Message) -> None:
+        env = {str(name): str(value) for name, value in dict(command["env"]).items()}
+        if env != self._spawner.env:
+            self._spawner.env = env
+            self._attempts.renew()
+            log(f"from now on ranks get {', '.join(env) or 'nothing'} in addition to the environment of the job")
+
     def _avoid_zygote(self, command: Message) -> None:
         if self._starter.mode != "spawn":
             self._attempts.refused(str(command["reason"]), "spawn")
@@ -176,6 +184,7 @@ _COMMANDS: dict[str, Callable[[Keeper, Message], None]] = {
     "go": Keeper._go,
     "end": Keeper._end,
     "forget": Keeper._forget,
+    "configure": Keeper._configure,
     "avoid_zygote": Keeper._avoid_zygote,
     "shutdown": Keeper._shutdown,
 }

@@ -40,15 +40,7 @@ class Starter:
         if spec["command"]["kind"] == "program":
             self._reason = "" if self._wanted == "spawn" else "a program is always spawned"
         elif self._wanted == "zygote":
-            self._zygote = Zygote(
-                loop,
-                children,
-                spawner,
-                ready=self._zygote_ready,
-                refused=self.refused,
-                died=self._zygote_died,
-                unable=self._zygote_unable,
-            )
+            self._zygote = self._new_zygote()
         elif self._wanted == "parked":
             self._pool = self._new_pool()
 
@@ -92,12 +84,35 @@ class Starter:
             self._answer(request)
         self._changed()
 
+    def renew(self) -> None:
+        """The environment is another one: what was imported with the old one is replaced, in the same mode."""
+        if self._zygote:
+            unanswered = self._zygote.close()
+            self._zygote = self._new_zygote()
+            for request in unanswered:
+                self._zygote.fork(request)
+        if self._pool:
+            self._pool.close()
+            self._pool = self._new_pool()
+        self._changed()
+
     def close(self) -> None:
         """End what has been started ahead."""
         if self._zygote:
             self._zygote.close()
         if self._pool:
             self._pool.close()
+
+    def _new_zygote(self) -> Zygote:
+        return Zygote(
+            self._loop,
+            self._children,
+            self._spawner,
+            ready=self._zygote_ready,
+            refused=self.refused,
+            died=self._zygote_died,
+            unable=self._zygote_unable,
+        )
 
     def _new_pool(self) -> Pool:
         return Pool(self._loop, self._spawner, self._size, changed=self._changed, refused=self.refused)

@@ -69,6 +69,8 @@ class Spawner:
         self._loop = loop
         self._children = children
         self._environ = environ
+        self.env: dict[str, str] = {}
+        """What a restart has added to the user's environment."""
         self._stdin = stdin
         self._log = log
         python, command = spec["python"], spec["command"]
@@ -89,7 +91,8 @@ class Spawner:
         if listener:
             shared["listener"] = listener.fileno()
         try:
-            pid = interpreter.start(role, self._argv, self._given, shared=shared, environ=self._environ, log=self._log)
+            environ = {**self._environ, **self.env}
+            pid = interpreter.start(role, self._argv, self._given, shared=shared, environ=environ, log=self._log)
         except OSError:
             ours.close()
             raise

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from evertrain.model.clocks import Clock
-from evertrain.model.report import Identity, RankError
+from evertrain.model.report import Difference, Identity, RankError
 from evertrain.model.spec import Seats
 
 
@@ -80,6 +80,8 @@ class AttemptStarted(Record, frozen=True, kw_only=True):
     tiers: dict[int, Literal["memory", "disk"]]
     reached: int | None
     """The highest step any rank of any earlier attempt had done."""
+    restart: str | None = None
+    """The restart that was asked for and that this is: what the attempt is there for stands in it."""
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +128,7 @@ class IncidentOpened(Record, frozen=True, kw_only=True):
     confidence: float
     evidence: tuple[str, ...]
     step: int | None
-    source: Literal["exit", "hang", "signal"] = "exit"
+    source: Literal["exit", "hang", "signal", "verification"] = "exit"
     """What it was seen by."""
     tolerated: bool = False
     """Named and watched; nothing is done about it."""
@@ -153,13 +155,15 @@ class AttemptEnding(Record, frozen=True, kw_only=True):
     because: str
     completed: bool = False
     """Every rank has come to the end of its script; what still runs only fails to leave."""
+    restart: str | None = None
+    """The user asked for this restart: no fault, and no attempt that failed."""
 
 
 class AttemptEnded(Record, frozen=True, kw_only=True):
     """No rank of the attempt exists any more."""
 
     attempt: int
-    outcome: Literal["completed", "failed", "stopped"]
+    outcome: Literal["completed", "failed", "stopped", "restarted"]
     step: int | None
     """Highest absolute step of any rank."""
     relative_step: int
@@ -231,6 +235,36 @@ class StopRequested(Record, frozen=True, kw_only=True):
     because: str
 
 
+class RestartRequested(Record, frozen=True, kw_only=True):
+    """The user wants `attempt` ended and the next one to go on as told here."""
+
+    restart: str
+    """Its name, given by who asked: asking twice for one restart is asking once."""
+    attempt: int
+    from_step: int | None = None
+    verify: int | None = None
+    """So many of the last steps are to be repeated, and their losses compared."""
+    args: tuple[str, ...] | None = None
+    """The script's arguments from now on; None: as they are."""
+    env: dict[str, str] = {}
+    """Added to the environment of the ranks from now on."""
+
+
+class RestartVerified(Record, frozen=True, kw_only=True):
+    """The steps that a restart was to repeat are done again, or never will be."""
+
+    restart: str
+    attempt: int
+    first_step: int | None = None
+    """First and last step of which losses were compared; None: there was nothing to compare."""
+    last_step: int | None = None
+    ranks: int = 0
+    """Of so many ranks."""
+    difference: Difference | None = None
+    problem: str = ""
+    """Why nothing could be compared."""
+
+
 class Flushed(Record, frozen=True, kw_only=True):
     """The newest common step went from memory to disk on every node; None: there was none, or a node failed."""
 
@@ -264,6 +298,8 @@ AnyRecord = (
     | HangSuspected
     | HangCleared
     | StopRequested
+    | RestartRequested
+    | RestartVerified
     | Flushed
     | JobEnded
 )

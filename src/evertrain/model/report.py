@@ -108,6 +108,40 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     tier: Literal["memory", "disk"]
 
 
+class Compare(msgspec.Struct, frozen=True, kw_only=True):
+    """Two attempts that did the same steps; what losses did the ranks report in each?"""
+
+    earlier: int
+    later: int
+    after: int
+    """The step that the later one resumed from."""
+    last: int
+    """The last step to compare; the earlier attempt had come so far."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """The first step whose loss was another one when a rank did it again."""
+
+    step: int
+    rank: int
+    node: str
+    before: str
+    """In full precision; text, because JSON knows neither NaN nor infinity."""
+    again: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The losses of one rank in two attempts."""
+
+    rank: int
+    later: int
+    """The later one of the two attempts."""
+    first_step: int | None = None
+    """First and last step that both have a loss of; None: there is none."""
+    last_step: int | None = None
+    difference: Difference | None = None
+
+
 class Starter(msgspec.Struct, frozen=True, kw_only=True):
     """How this node starts ranks, and why not as asked."""
 
@@ -131,7 +165,13 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks whose pages have stood still for a second or longer."""
     copies: tuple[Copy, ...] = ()
     copies_after_attempt: int = 0
-    """`copies` were read after every rank of this attempt (and all before it) had ended."""
+    """`copies` were read after every rank of this attempt (and all before it) had ended; -1: while ranks ran, so that
+    any of them may be gone by now. Nothing is resumed by such a list."""
+    copies_look: int = 0
+    """Of `Desired`: `copies` were read after it was asked for."""
+    env: dict[str, str] = {}
+    """What the keeper adds to the environment of ranks."""
+    comparisons: tuple[Comparison, ...] = ()
     flushed_step: int | None = None
     problems: tuple[str, ...] = ()
     """Troubles that the user should read, one line each."""
@@ -181,6 +221,8 @@ class Go(msgspec.Struct, frozen=True, kw_only=True):
     reached: int | None
     faults: tuple[str, ...]
     ranks: tuple[RankOrder, ...]
+    args: tuple[str, ...] | None = None
+    """The script's arguments; None: those of the command line."""
 
 
 class DesiredAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +248,11 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     """The newest attempt that was ever let go; 0: none yet."""
     first_attempt: int = 1
     """Checkpoints of earlier attempts belong to an earlier life of the job and are dropped."""
+    env: dict[str, str] = {}
+    """What a restart has added to the environment of ranks."""
+    compare: Compare | None = None
+    copies_look: int = 0
+    """A number that this node has not reported yet asks it to read its copies now."""
     flush_step: int | None = None
     shutdown: bool = False
     discard_checkpoints: bool = False

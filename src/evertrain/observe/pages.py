@@ -82,7 +82,7 @@ def read(path: str | os.PathLike[str]) -> tuple[PageView | None, str]:
         except OSError as error:
             return None, f"page cannot be opened: {error.strerror}"
         try:
-            raw = os.read(descriptor, layout.SIZE)
+            raw = os.read(descriptor, layout.LOSSES_AT)
         except OSError as error:
             return None, f"page cannot be read: {error.strerror}"
         finally:
@@ -107,7 +107,7 @@ class Reader:
         try:
             if self._descriptor < 0:
                 self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            raw = os.pread(self._descriptor, layout.SIZE, 0)
+            raw = os.pread(self._descriptor, layout.LOSSES_AT, 0)
         except OSError as error:
             return None, f"page cannot be read: {error.strerror}"
         if raw != self._raw:
@@ -123,17 +123,10 @@ class Reader:
 
 
 def parse(raw: bytes) -> tuple[PageView | None, str]:
-    """The newest state in the bytes of a page, or None and why there is none."""
-    if len(raw) < layout.HEADER.size:
-        return None, "page is too short"
-    magic, version, slot_bytes, term, attempt, rank, _, job, crc = layout.HEADER.unpack_from(raw)
-    if magic != layout.MAGIC:
-        return None, "not a telemetry page"
-    if version != layout.LAYOUT:
-        return None, f"page has layout {version}, this reader knows layout {layout.LAYOUT}"
-    if slot_bytes != layout.SLOT_BYTES or len(raw) < layout.SIZE or crc32(raw[: layout.HEADER.size - 8]) != crc:
-        return None, "page header is damaged"
-
+    """The newest state in the bytes of a page (its losses may be left out), or None and why there is none."""
+    if (reason := _why_unreadable(raw)) is not None:
+        return None, reason
+    _, _, slot_bytes, term, attempt, rank, _, job, _ = layout.HEADER.unpack_from(raw)
     slots = [raw[at : at + slot_bytes] for at in (layout.HEADER_BYTES, layout.HEADER_BYTES + slot_bytes)]
     if not any(map(any, slots)):
         return None, "nothing written yet"
@@ -141,6 +134,40 @@ def parse(raw: bytes) -> tuple[PageView | None, str]:
     if not whole:
         return None, _TORN
     return _view(*max(whole), job=_text(job), term=term, attempt=attempt, rank=rank), ""
+
+
+def losses(path: str | os.PathLike[str]) -> dict[int, float]:
+    """The losses that a rank named together with their steps, the last 256; of a step reported twice the later one.
+
+    Empty where there is no page, or one that cannot be read. A pair that is not whole is left out.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            raw = file.read(layout.SIZE)
+    except OSError:
+        return {}
+    if len(raw) < layout.SIZE or _why_unreadable(raw) is not None:
+        return {}
+    found = []
+    for at in range(layout.LOSSES_AT, layout.SIZE, layout.LOSS.size):
+        count, step, loss, crc = layout.LOSS.unpack_from(raw, at)
+        if count and crc32(raw[at : at + layout.LOSS.size - layout.CRC.size]) == crc:
+            found.append((count, step, loss))
+    return {step: loss for _, step, loss in sorted(found, key=lambda one: one[0])}
+
+
+def _why_unreadable(raw: bytes) -> str | None:
+    """What is wrong with a page's header; None: nothing."""
+    if len(raw) < layout.HEADER.size:
+        return "page is too short"
+    magic, version, slot_bytes, *_, crc = layout.HEADER.unpack_from(raw)
+    if magic != layout.MAGIC:
+        return "not a telemetry page"
+    if version != layout.LAYOUT:
+        return f"page has layout {version}, this reader knows layout {layout.LAYOUT}"
+    if slot_bytes != layout.SLOT_BYTES or len(raw) < layout.LOSSES_AT or crc32(raw[: layout.HEADER.size - 8]) != crc:
+        return "page header is damaged"
+    return None
 
 
 def _slot(raw: bytes) -> tuple[tuple[Any, ...], bytes] | None:

@@ -38,7 +38,8 @@ def show_command_line(words: Sequence[str]) -> None:
     start, end = int(fields[ARG_START]), int(fields[ARG_END])
     line = b"".join(os.fsencode(word) + b"\0" for word in words)
     room = end - start
-    # longer only where `${local_rank}` stands for more than one digit; the last byte has to stay zero
+    # longer where `${local_rank}` stands for more than one digit and where a restart has brought longer arguments;
+    # the last byte has to stay zero
     shown = line if len(line) <= room else line[: room - 1]
     ctypes.memmove(start, shown.ljust(room, b"\0"), room)
 

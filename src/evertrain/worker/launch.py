@@ -24,7 +24,7 @@ from evertrain.worker.freshness import LIBRARIES
 Given = dict[str, Any]
 """What the keeper told this process at its start: keeper, python, command, preload, and descriptors."""
 Go = dict[str, Any]
-"""What the keeper tells it at `go`: env, session, stdout, stderr."""
+"""What the keeper tells it at `go`: env, session, stdout, stderr, and args where the command's own no longer hold."""
 
 
 def wait(channel: int, keeper: int) -> Go:
@@ -65,6 +65,8 @@ def run(go: Go, given: Given, startup: frozenset[str]) -> None:
     disguise.redirect_output(go["stdout"], go["stderr"])
     os.environ.update(go["env"])
     command = given["command"]
+    if go.get("args") is not None:
+        command = {**command, "args": go["args"]}
     args = script.arguments(command, go["env"].get("LOCAL_RANK", ""))
     if command["kind"] == "program":
         _become(command["target"], args)

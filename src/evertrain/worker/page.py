@@ -3,9 +3,12 @@
 A page is a small file in shared memory. The agent creates it, the rank writes it, the agent reads it ten times a
 second, also when the rank is stopped or dead:
 
-    ┌──────────┬──────────┬──────────┐   two slots, written in turn; each carries a sequence number and a CRC, so
-    │  header  │  slot 0  │  slot 1  │   whatever state the writer died in, the slot that it was not writing is whole
-    └──────────┴──────────┴──────────┘
+    ┌──────────┬──────────┬──────────┬──────────┐   two slots, written in turn; each carries a sequence number and a
+    │  header  │  slot 0  │  slot 1  │  losses  │   CRC, so whatever state the writer died in, the slot that it was not
+    └──────────┴──────────┴──────────┴──────────┘   writing is whole
+
+The losses are a ring of the last (step, loss) pairs, each with a CRC of its own: a pair that was being written when the
+writer died is the only one lost. They are read when two attempts are compared, not ten times a second.
 
 One write is one slice assignment of finished bytes (threads cannot tear it under the interpreter's lock), takes about
 a microsecond and makes no system call. All fields are native and aligned, so that C can read and write them too. Times
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from typing import SupportsFloat
 
 MAGIC = b"EVPAGE\n\0"
-LAYOUT = 1
+LAYOUT = 2
 
 HEADER = struct.Struct("@8s II qqq d 64s I4x")
 """magic, layout, slot bytes, term, attempt, rank, created time, job, CRC of what precedes it."""
@@ -41,7 +44,13 @@ CRC = struct.Struct("@I4x")
 METRICS_AT = SLOT.size + CRC.size
 METRICS_BYTES = 256
 SLOT_BYTES = METRICS_AT + METRICS_BYTES
-SIZE = HEADER_BYTES + 2 * SLOT_BYTES
+LOSSES_AT = HEADER_BYTES + 2 * SLOT_BYTES
+"""The part before it is what a reader looks at again and again."""
+
+LOSS = struct.Struct("@Qqd I4x")
+"""Which loss it is, counted from 1; step, loss, CRC of what precedes it."""
+LOSSES = 256
+SIZE = LOSSES_AT + LOSSES * LOSS.size
 
 METRIC = struct.Struct("@24s d")
 MAX_METRICS = METRICS_BYTES // METRIC.size
@@ -91,10 +100,10 @@ class PageWriter:
     """
 
     __slots__ = (
-        "_body", "_lock", "_metrics", "_view", "abs_step", "collective_seq", "collective_state", "collective_time",
-        "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op", "passed_step", "passed_time",
-        "phase", "phase_time", "pid", "progress_time", "reached", "rel_step", "resumed_step", "resumed_time",
-        "sequence", "step_s", "tokens",
+        "_body", "_lock", "_losses", "_metrics", "_view", "abs_step", "collective_seq", "collective_state",
+        "collective_time", "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op", "passed_step",
+        "passed_time", "phase", "phase_time", "pid", "progress_time", "reached", "rel_step", "resumed_step",
+        "resumed_time", "sequence", "step_s", "tokens",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
@@ -106,6 +115,7 @@ class PageWriter:
         self._lock = _thread.RLock()
         self._metrics = bytes(METRICS_BYTES)
         self._body = bytearray(SLOT.size)
+        self._losses = 0
         self.sequence = 0
         self.pid = os.getpid()
         self.abs_step = -1
@@ -139,6 +149,14 @@ class PageWriter:
         self.metrics_count = len(kept)
         self.metrics_crc = crc32(self._metrics)
 
+    def remember_loss(self, step: int, loss: float) -> None:
+        """Put a loss into the ring, in place of the oldest; before the `write` that names the step as finished."""
+        with self._lock:
+            count = self._losses = self._losses + 1
+            body = _pack_loss(count, step, loss)
+            start = LOSSES_AT + (count - 1) % LOSSES * LOSS.size
+            self._view[start : start + LOSS.size] = body + _pack_crc(crc32(body))
+
     def write(self, now: float | None = None) -> None:
         """Make the fields visible, all at once."""
         with self._lock:
@@ -171,6 +189,7 @@ class PageWriter:
 
 
 _pack = SLOT.pack
+_pack_loss = struct.Struct("@Qqd").pack
 _pack_crc = CRC.pack
 _now = time.monotonic
 _SECOND = HEADER_BYTES + SLOT_BYTES

@@ -158,6 +158,8 @@ class Session:
             written.loss = value = page.number(loss)
             written.flags |= page.HAS_LOSS
             self.loss_is_finite = math.isfinite(value)
+            if step is not None:
+                written.remember_loss(step, value)
         if grad_norm is not None:
             written.grad_norm = page.number(grad_norm)
             written.flags |= page.HAS_GRAD_NORM

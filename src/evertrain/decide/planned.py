@@ -1,0 +1,245 @@
+"""What follows from a restart that the user asked for?
+
+    asked ──▶ attempt ended ──▶ the next one starts ──▶ all ranks are in their loop
+                                                            └──to verify──▶ the old step is reached again ──▶ compared
+
+It is no fault: no incident is opened, no restart used up, no attempt counted as failed. Arguments and environment that
+came with it hold for every later attempt of this run, so they are read from the log each time.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from evertrain.decide import incidents, resume
+from evertrain.decide.blame import Blame
+from evertrain.decide.picture import Picture
+from evertrain.decide.state import Attempt, JobState, Restart
+from evertrain.model import records as r
+from evertrain.model.records import AnyRecord
+from evertrain.model.report import Compare, Comparison
+
+MOST_VERIFIED = 128
+"""Half of what a page remembers: training goes on while losses are compared."""
+
+NO_LOSSES = "no loss was reported together with its step in both attempts: evertrain.report(step=…, loss=…)"
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why nothing is done, in one line."""
+
+    line: str
+    wrong_usage: bool = False
+    """What was asked for cannot be; else it is only the wrong moment."""
+    soon: bool = False
+    """It cannot be said yet: ask again in a moment."""
+
+
+# -- what was asked for ----------------------------------------------------------------------------------------------
+
+
+def args(state: JobState, attempt: int) -> tuple[str, ...] | None:
+    """The script's arguments in an attempt; None: those of the command line."""
+    given = [one.asked.args for one in state.restarts if one.asked.args is not None and one.asked.attempt < attempt]
+    return given[-1] if given else None
+
+
+def env(state: JobState) -> dict[str, str]:
+    """What is added to the environment of ranks now."""
+    added: dict[str, str] = {}
+    for one in state.restarts:
+        added.update(one.asked.env)
+    return added
+
+
+def pending(state: JobState) -> Restart | None:
+    """The restart whose own attempt has not started yet."""
+    newest = state.restarts[-1] if state.restarts else None
+    attempt = state.attempt
+    waits = newest is not None and attempt is not None and attempt.number == newest.asked.attempt
+    return newest if waits else None
+
+
+def back(state: JobState, restart: Restart) -> Attempt | None:
+    """The attempt with which training was back.
+
+    Where nobody ever saw the old ranks in their loop (a program, a script without steps), a start is all that can be
+    seen.
+    """
+    old = next((one for one in state.attempts if one.number == restart.asked.attempt), None)
+    unseen = old is not None and old.resumed is None
+    later = (one for one in state.attempts if one.number > restart.asked.attempt)
+    return next((one for one in later if one.resumed is not None or unseen), None)
+
+
+def verifying(state: JobState) -> Restart | None:
+    """The restart whose attempt is on its way to the step that had been reached."""
+    newest = state.restarts[-1] if state.restarts else None
+    if newest is None or newest.asked.verify is None or newest.verified is not None or state.attempt is None:
+        return None
+    return newest if state.attempt.started.restart == newest.asked.restart else None
+
+
+def refusal(state: JobState, picture: Picture, asked: r.RestartRequested, step: int | None) -> Refusal | None:
+    """Why `asked` cannot be done now; None: it can. `step` is how far the running attempt has come, by name."""
+    attempt = state.active
+    if state.ended is not None or state.closing:
+        return Refusal("it is ending")
+    if pending(state) is not None:
+        return Refusal("it is being restarted already")
+    if verifying(state) is not None:
+        return Refusal("it still repeats the steps that another restart is to verify")
+    if state.incident is not None or (attempt is not None and attempt.ending is not None):
+        return Refusal("it is recovering; ask again when training is back")
+    if attempt is None:
+        return Refusal("its ranks have not been started yet")
+    if asked.from_step is None and asked.verify is None:
+        return None
+    if silent := [node for node in state.active_nodes() if picture.report(node) is None]:
+        return Refusal(f"nothing has been heard yet from {', '.join(silent)}", soon=True)
+    return _no_such_step(asked, available(state, picture), step)
+
+
+def available(state: JobState, picture: Picture) -> list[int]:
+    """Steps that all ranks hold just now; ranks that run may overwrite any of them."""
+    copies = {node: seen.report.copies for node, seen in picture.nodes.items()}
+    return [one.step for one in resume.common(copies, state.placement(), state.lineage, state.first_attempt)]
+
+
+def _no_such_step(asked: r.RestartRequested, held: list[int], step: int | None) -> Refusal | None:
+    if not held or step is None:
+        return Refusal("there is no step that all ranks hold: its script saves none (Checkpointer.save)", True)
+    listed = f"the steps that all ranks hold are {', '.join(map(str, held))}"
+    if asked.from_step is not None and asked.from_step not in held:
+        return Refusal(f"step {asked.from_step} cannot be resumed; {listed}", True)
+    if asked.verify is not None and not 1 <= asked.verify <= MOST_VERIFIED:
+        return Refusal(f"1 to {MOST_VERIFIED} steps can be verified, not {asked.verify}", True)
+    if asked.verify is not None and held[0] > step - asked.verify:
+        many = "the last step" if asked.verify == 1 else f"the last {asked.verify} steps"
+        return Refusal(f"{many} before step {step} cannot be repeated; {listed}", True)
+    return None
+
+
+# -- the way back ----------------------------------------------------------------------------------------------------
+
+
+def end(state: JobState, picture: Picture, attempt: Attempt, patience_s: float, now: float) -> list[AnyRecord]:
+    """End the ranks of the attempt that the restart is meant for.
+
+    They train on while processes with a new environment import what they need; not longer than `patience_s`.
+    """
+    restart = pending(state)
+    if restart is None:
+        return []
+    if restart.asked.env and now - restart.asked.time <= patience_s and not _is_imported(state, picture):
+        return []
+    because = "a restart was asked for"
+    name = restart.asked.restart
+    return [r.AttemptEnding(time=now, attempt=attempt.number, signal=9, because=because, restart=name)]
+
+
+def _is_imported(state: JobState, picture: Picture) -> bool:
+    reports = [picture.report(node) for node in state.active_nodes()]
+    return all(one is not None and one.env == env(state) and one.starter.state == "ready" for one in reports)
+
+
+def latest_step(state: JobState) -> int | None:
+    """The latest step at which the attempt that is about to start may resume; None: any."""
+    restart = pending(state)
+    if restart is None:
+        return None
+    if restart.asked.from_step is not None:
+        return restart.asked.from_step
+    old = state.attempt
+    reached = old.ended.step if old is not None and old.ended is not None else None
+    return None if restart.asked.verify is None or reached is None else reached - restart.asked.verify
+
+
+def has_passed(attempt: Attempt, step: int | None) -> bool:
+    """Whether the attempt of a restart has just done a step that none had done before, and no mark says so yet."""
+    reached, mark = attempt.started.reached, attempt.progress
+    if attempt.started.restart is None or reached is None or step is None or step <= reached:
+        return False
+    return mark is None or mark.step is None or mark.step <= reached
+
+
+# -- verification ----------------------------------------------------------------------------------------------------
+
+
+def compare(state: JobState) -> Compare | None:
+    """What the agents are to compare."""
+    restart, attempt = verifying(state), state.active
+    if restart is None or attempt is None:
+        return None
+    last = _reached(state, restart)
+    after = attempt.started.resume
+    if last is None or after is None:
+        return None
+    return Compare(earlier=restart.asked.attempt, later=attempt.number, after=after, last=last)
+
+
+def verify(state: JobState, picture: Picture, attempt: Attempt, now: float, *, over: bool = False) -> list[AnyRecord]:
+    """What came out, as soon as every rank has been compared; `over`: no more will come."""
+    restart = verifying(state)
+    if restart is None:
+        return []
+    last, resumed = _reached(state, restart), attempt.started.resume
+    if last is None or resumed is None or resumed >= last:
+        return [_nothing(restart, attempt, "there was no step to repeat: the copies before it are gone", now)]
+    found = [one for seen in picture.nodes.values() for one in seen.report.comparisons if one.later == attempt.number]
+    if {one.rank for one in found} >= set(attempt.started.placement):
+        return _outcome(state, restart, attempt, found, now)
+    if over:
+        return [_nothing(restart, attempt, f"attempt {attempt.number} ended before step {last} was reached again", now)]
+    return []
+
+
+def _reached(state: JobState, restart: Restart) -> int | None:
+    old = next((one for one in state.attempts if one.number == restart.asked.attempt), None)
+    return old.ended.step if old is not None and old.ended is not None else None
+
+
+def _nothing(restart: Restart, attempt: Attempt, problem: str, now: float) -> r.RestartVerified:
+    return r.RestartVerified(time=now, restart=restart.asked.restart, attempt=attempt.number, problem=problem)
+
+
+def _outcome(
+    state: JobState, restart: Restart, attempt: Attempt, found: list[Comparison], now: float
+) -> list[AnyRecord]:
+    firsts = [one.first_step for one in found if one.first_step is not None]
+    lasts = [one.last_step for one in found if one.last_step is not None]
+    if not firsts:
+        return [_nothing(restart, attempt, NO_LOSSES, now)]
+    differing = sorted(
+        (one.difference for one in found if one.difference is not None), key=lambda one: (one.step, one.rank)
+    )
+    first = differing[0] if differing else None
+    verified = r.RestartVerified(
+        time=now,
+        restart=restart.asked.restart,
+        attempt=attempt.number,
+        first_step=min(firsts),
+        last_step=max(lasts),
+        ranks=len(firsts),
+        difference=first,
+    )
+    if first is None or state.incident is not None:
+        return [verified]  # with an incident going on, the record has to do
+    verdict = Blame(
+        source="verification",
+        fault_time=now,
+        cause="not reproducible",
+        category="unknown",
+        ranks=(first.rank,),
+        nodes=(first.node,),
+        confidence=0.5,
+        evidence=tuple(
+            f"rank {one.rank} on {one.node}, step {one.step}: loss {one.before} in attempt {restart.asked.attempt}, "
+            f"{one.again} in attempt {attempt.number}"
+            for one in differing[:8]
+        ),
+    )
+    opened = incidents.watch(state, attempt, verdict, first.step, now)
+    number = max(one.incident for one in opened if isinstance(one, r.IncidentOpened))
+    # nothing goes on that could be over later: it is told, and training continues
+    return [verified, *opened, r.IncidentClosed(time=now, incident=number, first_new_step=None, passed_time=None)]

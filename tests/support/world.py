@@ -157,7 +157,7 @@ class World:
 
     def activity(self, process: Process) -> RankActivity:
         assert process.still_since is not None and self.state.active is not None
-        idle = {"inside": None, "last": None, "cpu_fraction": 0.0, "io_bytes_s": 0.0, "faults_s": 0.0}
+        idle = {"inside": None, "last": None, "cpu_fraction": 0.0, "io_bytes_per_s": 0.0, "faults_per_s": 0.0}
         fields = {"started": True, "step_s": 0.1, **idle, **process.activity}
         node = self.state.active.started.placement[process.rank]
         return RankActivity(rank=process.rank, node=node, still_s=self.now - process.still_since, **fields)  # type: ignore[arg-type]

@@ -42,9 +42,9 @@ class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Processes are looked at from half the limit on, but not before this."""
     idle_cpu_fraction: float = 0.01
     """CPU use of the whole process tree below which it counts as idle (of one core)."""
-    idle_io_bytes_s: float = 4096.0
+    idle_io_bytes_per_s: float = 4096.0
     """... and bytes that it reads and writes a second,"""
-    idle_faults_s: float = 20.0
+    idle_faults_per_s: float = 20.0
     """... and page faults a second."""
 
 

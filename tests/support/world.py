@@ -105,6 +105,8 @@ class World:
             job="job", run_id="job-1", run_dir="/run", log_root="/run/logs", database="", token_file="", listen_fd=0,
             url="", nodes=names, nproc_per_node=nproc, command=Command(kind="script", target="t.py"),
         )  # fmt: skip
+        self.unkillable: set[int] = set()
+        """Ranks that sleep in the kernel."""
         self.log: list[AnyRecord] = []
         self.state = JobState()
         started = {
@@ -214,7 +216,9 @@ class World:
         return Picture({name: NodePicture(self.report(node), node.connected, 0.0) for name, node in self.nodes.items()})
 
     def report(self, node: Node) -> NodeReport:
-        settled = not any(held.phase == "running" for held in node.attempts.values())
+        settled = not any(
+            process.state == "running" for held in node.attempts.values() for process in held.processes.values()
+        )
         return NodeReport(
             node=node.name,
             keeper=None if node.away else node.keeper,
@@ -299,7 +303,9 @@ class World:
                     process.step = -1 if attempt.go.resume is None else attempt.go.resume
             elif attempt.phase == "end" and held is not None:
                 for process in held.processes.values():
-                    if process.state != "ended":
+                    if process.rank in self.unkillable:
+                        process.state = "stuck"
+                    elif process.state != "ended":
                         process.state, process.killed = "ended", True
                         process.exit = Exit(status=-attempt.signal, time=self.now)
         if order.flush_step is not None:

@@ -28,6 +28,8 @@ def lines(before: Seen | None, now: Seen) -> list[str]:
 
 
 FINAL = ("done", "failed", "stopped")
+OUT = ("lost", "unusable", "evicted")
+"""States of nodes on which nothing can run."""
 
 
 def _attempt(was: Json, status: Json) -> list[str]:
@@ -86,8 +88,9 @@ def _listed(names: list[Any]) -> str:
 
 def _nodes(was: Json, status: Json) -> list[str]:
     before = {node["id"]: node["state"] for node in was.get("nodes", ())}
-    return [
-        f"{node['id']} is {node['state']}"
-        for node in status["nodes"]
-        if node["state"] in ("lost", "unusable", "evicted") and before.get(node["id"]) != node["state"]
-    ]
+    said = []
+    for node in status["nodes"]:
+        state, old = node["state"], before.get(node["id"])
+        if state != old and (state in OUT or old in OUT):
+            said.append(f"{node['id']} is {state}{'' if state in OUT else ' again'}")
+    return said

@@ -35,6 +35,11 @@ _ACTIVE = (
 # ranks never end in the same instant; so long one may be first without a word
 _NOTEWORTHY_S = 5.0
 
+_UNKILLABLE = (
+    ": it sleeps in the kernel (a dead disk or network file system, a driver); training goes on by itself as soon as it "
+    "is let go; if nothing helps, `evertrain stop` brings the newest step to disk, and that machine must be restarted"
+)
+
 
 def status_of(database: Path) -> dict[str, Any]:
     """`status` of a job that no controller serves any more."""
@@ -188,6 +193,9 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
     """The one line that matters now."""
     if state.ended is not None:
         return state.ended.message
+    for node, changed in sorted(state.nodes.items()):
+        if changed.state == "unusable":
+            return f"{node} is unusable: {changed.because}{_UNKILLABLE}"
     attempt = state.active
     if attempt is not None and attempt.ending is None:
         gone = sorted(rank for rank, end in attempt.ends.items() if now - end.ended_time > _NOTEWORTHY_S)

@@ -22,7 +22,7 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     leave_s: float = 15.0
     """All scripts are over: so long may a process take for its last steps before it is ended; its work is done."""
     node_return_s: float = 300.0
-    """So long may a node that is needed stay away before the job ends."""
+    """So long may a node that is needed stay away, or a process that nothing ends, before the job ends."""
 
 
 class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

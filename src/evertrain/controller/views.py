@@ -36,8 +36,8 @@ _ACTIVE = (
 _NOTEWORTHY_S = 5.0
 
 _UNKILLABLE = (
-    ": it sleeps in the kernel (a dead disk or network file system, a driver); training goes on by itself as soon as it "
-    "is let go; if nothing helps, `evertrain stop` brings the newest step to disk, and that machine must be restarted"
+    ": it sleeps in the kernel (a dead disk or network file system, a driver); training goes on by itself as soon as "
+    "it is let go; if nothing helps, `evertrain stop` brings the newest step to disk, and the machine needs a restart"
 )
 
 

@@ -105,8 +105,10 @@ def _step(state: JobState, picture: Picture) -> tuple[int | None, str]:
         absolute, relative = attempt.ended.step, attempt.ended.relative_step
     else:
         absolute, relative = steps(attempt, picture)
-    if absolute is None and attempt.started.resume is not None:
-        absolute = attempt.started.resume
+    flushed = state.flushed.step if state.flushed is not None else None
+    # a keeper that was killed took the pages along, and with them what they said
+    known = [step for step in (absolute, attempt.started.resume, flushed) if step is not None]
+    absolute = max(known, default=None)
     if absolute is not None:
         return absolute, "absolute"
     return (relative, "relative") if relative else (None, "none")

@@ -75,7 +75,7 @@ def keeper(plan: Plan, here: Places, node: str, environ: Mapping[str, str], owne
 
 
 def controller(
-    plan: Plan, here: Places, listener: socket.socket, environ: Mapping[str, str], owner: int | None
+    plan: Plan, here: Places, listener: socket.socket, environ: Mapping[str, str], owner: int | None, began: float
 ) -> Role:
     spec = ControllerSpec(
         job=here.job,
@@ -103,6 +103,7 @@ def controller(
         master_port=plan.master_port,
         faults=plan.faults,
         owner_fd=owner,
+        began_time=began,
         config=plan.config,
     )
     file = here.run_folder / "controller.json"

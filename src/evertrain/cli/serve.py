@@ -33,7 +33,7 @@ DIFFERENCES = (
 )
 
 
-def job(args: Namespace) -> int:
+def job(args: Namespace, began: float) -> int:
     """Run what the flags say to its end, or leave it running in the background; the exit code."""
     plan = planning.from_flags(args, os.environ)
     here = places.of(plan, identity.new_run_id(plan.job))
@@ -44,15 +44,14 @@ def job(args: Namespace) -> int:
     if plan.detach:
         from evertrain.cli import detach
 
-        return detach.into_background(here, lambda ready: serve(plan, here, held, ready))
-    return serve(plan, here, held, ready=lambda: None)
+        return detach.into_background(here, lambda ready: serve(plan, here, held, began, ready))
+    return serve(plan, here, held, began, ready=lambda: None)
 
 
-def serve(plan: Plan, here: Places, held: int, ready: Callable[[], None]) -> int:
-    """Run the job to its end; `ready` is called when everything has been started."""
+def serve(plan: Plan, here: Places, held: int, began: float, ready: Callable[[], None]) -> int:
+    """Run the job, whose command began at `began`, to its end; `ready` is called when everything has been started."""
     lock.wait_for_previous(here, say, time.sleep)
     clean.remove_dead_runs(say, here.run_dir, plan.fresh)
-    began = time.time()
     with launch.listen(plan.listen_port) as listener:
         url = launch.url_of(listener)
         try:
@@ -105,7 +104,7 @@ def _assemble(plan: Plan, here: Places, listener: socket.socket, url: str, token
     environ = {name: value for name, value in os.environ.items() if name != "EVERTRAIN_TOKEN"}
     nodes = plan.nodes.names
     roles: list[Role] = [launch.keeper(plan, here, node, environ, owner) for node in nodes]
-    roles.append(launch.controller(plan, here, listener, environ, owner))
+    roles.append(launch.controller(plan, here, listener, environ, owner, began))
     roles += [launch.agent(plan, here, node, url, environ, owner) for node in nodes]
     children = [Child(role, here.processes / f"{role.name}.json") for role in roles]
     poller = Poller(url, token, since=began)

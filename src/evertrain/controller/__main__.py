@@ -79,7 +79,8 @@ async def _serve(spec: ControllerSpec) -> None:
 
 async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
     """Rebuild the job from its log and open a new term; the first controller of a run opens the run as well."""
-    state = fold(read_log(Path(spec.database)))
+    log = read_log(Path(spec.database))
+    state = fold(log)
     now = time.time()
     records: list[AnyRecord] = []
     if state.run is None or state.run.run_id != spec.run_id:
@@ -97,6 +98,8 @@ async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
                 mesh=spec.mesh,
                 max_restarts=spec.max_restarts,
                 observe_only=spec.observe_only,
+                # it may have waited for the run before it to end
+                began_time=max(spec.began_time or now, log[-1].time if log else 0.0),
             )
         )
     records.append(TermStarted(time=now, term=state.term + 1))

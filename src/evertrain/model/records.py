@@ -33,6 +33,8 @@ class RunStarted(Record, frozen=True, kw_only=True):
     mesh: str | None = None
     max_restarts: int | None = None
     observe_only: bool = False
+    began_time: float | None = None
+    """When the command began, some time before the first controller could write this."""
 
 
 class TermStarted(Record, frozen=True, kw_only=True):

@@ -185,11 +185,12 @@ def _end_harder(state: JobState, picture: Picture, config: Config, now: float) -
     message = f"{left}: no word of its end {waited_s:.0f} s after the order to end it; look at that node"
     if state.stop is not None:
         return _stopped(state, message, now)
-    if state.incident is not None and at_rest(state, picture):
+    incident = state.incident
+    if incident is not None and incident.opened.attempt == attempt.number and at_rest(state, picture):
         if state.closing:
-            return []
+            return []  # what is saved is being brought to disk
         because = f"{_unkillable(state)} for {waited_s:.0f} s: what it waits for (a disk, a mount, a driver) is dead"
-        return [r.Decided(time=now, incident=state.incident.number, action="stop", because=because)]
+        return [r.Decided(time=now, incident=incident.number, action="stop", because=because)]
     return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]
 
 

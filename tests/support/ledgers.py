@@ -29,8 +29,8 @@ def faults(job_dir: Path, began: float, ended: float) -> list[str]:
     """What does not add up, in words, in the run that a command which lived from `began` to `ended` has written.
 
     Left out are a run without a record of its end (it was killed, or could not write) and one that outlived its command
-    (`--detach`): nobody outside can tell how long they were. Where a process stays that nothing can end, the command waits
-    for it for some seconds after the job's end; then only the sums are looked at.
+    (`--detach`): nobody outside can tell how long they were. Where a process stays that nothing can end, the command
+    waits for it for some seconds after the job's end; then only the sums are looked at.
     """
     log = _of_command(job_dir, began, ended)
     if not log or not isinstance(log[-1], JobEnded) or log[-1].time > ended:

@@ -11,9 +11,11 @@ import pytest
 from conftest import StartJob
 from support import dead_disk, processes, training
 from support.dead_disk import DeadDisk
-from support.jobs import Job
+from support.jobs import SESSION, Job
 from support.waiting import eventually
 
+NAME = f"reading-{SESSION}"
+"""The same command resumes the same job; other test sessions have theirs."""
 CONFIG = """
 hang:
   still_limit_s: 2
@@ -40,7 +42,7 @@ def reading(start_job: StartJob, disk: DeadDisk, patience_s: float, *flags: str)
     config = disk.file.parents[1] / "config.yaml"
     config.write_text(CONFIG.format(patience_s))
     job = start_job(
-        "train.py", nproc=training.RANKS, flags=["--config", str(config), *flags], job="reading",
+        "train.py", nproc=training.RANKS, flags=["--config", str(config), *flags], job=NAME,
         args=["--hold", "step:1:6", "--read", disk.file],
     )  # fmt: skip
     job.wait_until(lambda status: status["nodes"][0]["state"] == "unusable", "its node is unusable")
@@ -79,7 +81,7 @@ def test_the_job_ends_in_time_with_its_newest_step_on_disk(start_job: StartJob, 
     left = processes.identify(pid)
     assert left is not None, "nobody can end it"
 
-    again = start_job("train.py", nproc=training.RANKS, job="reading")
+    again = start_job("train.py", nproc=training.RANKS, job=NAME)
     assert again.wait() == 0
     assert training.steps_done(again.folder, 1) == list(range(1, 13))
 

@@ -59,9 +59,9 @@ def test_it_is_named_and_training_goes_on_when_the_kernel_lets_it_go(
     assert "sleeps in the kernel and heeds no signal (state D)" in incident["evidence"][0]
     why = f"node-0 is unusable: rank 1 (pid {pid}) is still there after SIGKILL"
     assert why in job.status()["message"]
+    eventually(lambda: why in job.errors, "the user reads it", story=job.story)
     disk.free()
     assert job.wait() == 0
-    assert why in job.errors
     assert "node-0 is active again" in job.errors
     assert job.status()["nodes"][0]["state"] == "active"
     (incident,) = job.incidents()

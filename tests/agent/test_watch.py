@@ -91,4 +91,4 @@ def test_rates_come_with_the_second_measurement(tmp_path: Path, clock: Clock, wr
     assert first.cpu_fraction is None
     looks(node, clock, tmp_path, 2.0)
     (later,) = node.look([view(tmp_path)])
-    assert later.cpu_fraction is not None and later.io_bytes_s is not None
+    assert later.cpu_fraction is not None and later.io_bytes_per_s is not None

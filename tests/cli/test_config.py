@@ -63,7 +63,7 @@ def test_what_is_printed_reads_back_as_the_defaults(tmp_path: Path) -> None:
     st.builds(
         Config,
         grace_s=st.floats(0, allow_nan=False),
-        hang=st.builds(HangConfig, still_limit_s=st.floats(0, 1e7), idle_io_bytes_s=st.floats(0, 1e7)),
+        hang=st.builds(HangConfig, still_limit_s=st.floats(0, 1e7), idle_io_bytes_per_s=st.floats(0, 1e7)),
     )
 )
 def test_what_is_printed_reads_back_as_itself(config: Config) -> None:
@@ -103,9 +103,9 @@ def test_durations_have_units(seconds: float, printed: str) -> None:
 
 
 def test_what_is_counted_a_second_is_no_duration() -> None:
-    assert "idle_io_bytes_s: 4096.0" in annotated(Config())
-    with pytest.raises(UsageError, match="idle_io_bytes_s"):
-        from_tree({"hang": {"idle_io_bytes_s": "4 s"}})
+    assert "idle_io_bytes_per_s: 4096.0" in annotated(Config())
+    with pytest.raises(UsageError, match="idle_io_bytes_per_s"):
+        from_tree({"hang": {"idle_io_bytes_per_s": "4 s"}})
 
 
 def test_print_config_needs_no_script_and_starts_nothing(tmp_path: Path) -> None:

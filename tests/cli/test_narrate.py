@@ -25,6 +25,7 @@ def status(**different: Any) -> Json:
 def incident(**different: Any) -> Json:
     usual = {
         "id": 1,
+        "attempt": 1,
         "cause": "killed (SIGKILL)",
         "ranks": [2],
         "nodes": ["node-0"],
@@ -102,6 +103,24 @@ def test_an_incident_from_its_beginning_to_its_end() -> None:
     ]
 
 
+def test_what_happened_between_two_looks_is_told_in_its_order() -> None:
+    first, second = incident(open=False), incident(id=2, attempt=2, ranks=[0], step=21)
+    assert narrate.lines(Seen(status()), Seen(status(attempt=2, resume=19), (first, second))) == [
+        "incident 1: rank 2 on node-0: killed (SIGKILL) in step 20; restart",
+        "attempt 2 runs, resumed from step 19",
+        "incident 1 is over",
+        "incident 2: rank 0 on node-0: killed (SIGKILL) in step 21; restart",
+    ]
+
+
+def test_an_incident_that_came_and_went_between_two_looks() -> None:
+    watched = incident(cause="hang (busy)", action="tolerate", open=False)
+    assert narrate.lines(Seen(status()), Seen(status(), (watched,))) == [
+        "incident 1: rank 2 on node-0: hang (busy) in step 20; tolerate",
+        "incident 1 is over",
+    ]
+
+
 def test_a_verdict_that_is_corrected_is_said_again() -> None:
     before, after = Seen(status(), (incident(cause="connection lost"),)), Seen(status(), (incident(),))
     assert narrate.lines(before, after) == ["incident 1: rank 2 on node-0: killed (SIGKILL) in step 20; restart"]
@@ -117,6 +136,11 @@ def test_nodes_that_are_gone_and_messages() -> None:
     nodes = [{"id": "node-0", "state": "lost"}]
     said = narrate.lines(Seen(status()), Seen(status(nodes=nodes, message="no checkpoint")))
     assert said == ["node-0 is lost", "no checkpoint"]
+
+
+def test_a_node_that_comes_back() -> None:
+    away, back = [{"id": "node-0", "state": "unusable"}], [{"id": "node-0", "state": "active"}]
+    assert narrate.lines(Seen(status(nodes=away)), Seen(status(nodes=back))) == ["node-0 is active again"]
 
 
 def test_the_last_message_is_left_to_the_summary() -> None:

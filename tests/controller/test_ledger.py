@@ -68,6 +68,13 @@ def test_a_run_without_faults_loses_only_its_start() -> None:
     assert ledger.ettr(world.state, end) == pytest.approx(0.9, abs=1e-3)
 
 
+def test_what_the_command_did_before_the_first_record_is_start_up() -> None:
+    world = World(began_time=998.5)
+    world.now += 5
+    (part,) = ledger.stretches(run(world))
+    assert (part.phase, part.account, part.seconds) == ("start", START, 6.5)
+
+
 def test_before_the_first_step_all_is_lost() -> None:
     world = World()
     world.now += 5

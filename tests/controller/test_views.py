@@ -14,30 +14,31 @@ from evertrain.model import records as r
 from evertrain.model.report import Identity, NodeReport, PageReport
 from support.world import World
 
+RUN = r.RunStarted(
+    time=1.0, run_id="a", nodes=("n",), standby=0, nproc_per_node=1, fresh=False, start="zygote", command="t.py"
+)
+ATTEMPT = r.AttemptStarted(
+    time=2.0,
+    attempt=1,
+    restart_count=0,
+    placement={0: "n"},
+    keepers={"n": Identity(1, 1)},
+    master_addr="127.0.0.1",
+    master_port=1,
+    resume=None,
+    tiers={},
+    reached=None,
+)
+
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_is_none(loss: float) -> None:
-    run = r.RunStarted(
-        time=1.0, run_id="a", nodes=("n",), standby=0, nproc_per_node=1, fresh=False, start="zygote", command="t.py"
-    )
-    attempt = r.AttemptStarted(
-        time=2.0,
-        attempt=1,
-        restart_count=0,
-        placement={0: "n"},
-        keepers={"n": Identity(1, 1)},
-        master_addr="127.0.0.1",
-        master_port=1,
-        resume=None,
-        tiers={},
-        reached=None,
-    )
     page = PageReport(
         rank=0, attempt=1, pid=1, step=1, relative_step=1, phase="step", progress_time=3.0, resumed_time=2.0,
         passed_time=0.0, loss=loss,
     )  # fmt: skip
     picture = Picture({"n": NodePicture(NodeReport(node="n", address="", pages=(page,)), connected=True, since=1.0)})
-    status = views.status(fold([run, attempt]), picture, job="j", now=4.0)
+    status = views.status(fold([RUN, ATTEMPT]), picture, job="j", now=4.0)
     json.dumps(status, allow_nan=False)
     assert status["workers"][0]["loss"] is None
 
@@ -54,3 +55,10 @@ def test_incidents_of_earlier_runs_are_told_apart_whatever_the_clock_says() -> N
     assert isinstance(started, r.RunStarted)
     world.write(replace(started, time=world.now, run_id="job-2"))
     assert [seen["this_run"] for seen in views.incidents(world.state)] == [False]
+
+
+def test_a_step_that_is_on_disk_has_been_seen() -> None:
+    ended = r.AttemptEnded(time=4.0, attempt=1, outcome="stopped", step=None, relative_step=0, progress=False)
+    state = fold([RUN, ATTEMPT, ended, r.Flushed(time=5.0, step=15)])
+    status = views.status(state, Picture(), job="j", now=6.0)
+    assert (status["step"], status["step_kind"]) == (15, "absolute")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from evertrain.controller import views
 from evertrain.model.records import HangCleared, HangSuspected, IncidentOpened
 from evertrain.model.report import Exit
@@ -132,3 +134,51 @@ def test_a_node_that_cannot_be_heard_is_no_hang() -> None:
         node.connected = False
     world.turns(10, seconds=30.0)
     assert not world.state.incidents
+
+
+def unkillable() -> World:
+    """Rank 2 sleeps in the kernel, and has been told to end."""
+    world = training()
+    world.unkillable.add(2)
+    world.hang(2, uninterruptible=True)
+    world.turn(12.0)
+    world.turns()
+    return world
+
+
+def node_state(world: World, node: str) -> str:
+    return next(seen["state"] for seen in view(world)["nodes"] if seen["id"] == node)
+
+
+def view(world: World) -> dict[str, Any]:
+    return views.status(world.state, world.picture(), job="job", now=world.now)
+
+
+def test_who_sleeps_in_the_kernel_makes_its_node_unusable_until_it_is_gone() -> None:
+    world = unkillable()
+    assert node_state(world, "node-1") == "unusable"
+    assert "node-1 is unusable: rank 2 (pid" in view(world)["message"]
+    world.turns(20, seconds=10.0)
+    assert world.running() == {}, "nothing is started beside it"
+    world.unkillable.clear()
+    world.turns()
+    assert node_state(world, "node-1") == "active"
+    assert world.running() == dict.fromkeys(range(4), 2)
+
+
+def test_who_never_leaves_the_kernel_ends_the_job_in_time_with_the_newest_step_on_disk() -> None:
+    world = unkillable()
+    world.turns(40, seconds=10.0)
+    status = view(world)
+    assert (status["state"], status["exit_code"]) == ("failed", 1)
+    assert "node-1: rank 2 (pid" in status["message"] and "step 4 is on disk" in status["message"]
+    assert world.state.incidents[1].closed is not None
+
+
+def test_a_stop_does_not_wait_for_who_sleeps_in_the_kernel() -> None:
+    world = unkillable()
+    world.stop()
+    world.turns(10, seconds=0.5)
+    status = view(world)
+    assert status["state"] == "stopped"
+    assert "step 4 is on disk" in status["message"] and "still there after SIGKILL" in status["message"]

@@ -17,7 +17,7 @@ STEP_6 = Operation("0", "allreduce", 6)
 
 
 def rank(number: int, still_s: float = 11.0, **more: Any) -> RankActivity:
-    idle = {"cpu_fraction": 0.0, "io_bytes_s": 0.0, "faults_s": 0.0}
+    idle = {"cpu_fraction": 0.0, "io_bytes_per_s": 0.0, "faults_per_s": 0.0}
     fields: dict[str, Any] = {"inside": STEP_7, "last": STEP_7, "started": True, "step_s": 0.2, **idle, **more}
     return RankActivity(rank=number, node=f"node-{number // 2}", still_s=still_s, **fields)
 
@@ -70,7 +70,7 @@ def test_a_rank_that_works_is_named_but_left_alone_for_long() -> None:
 
 
 def test_io_and_faults_are_work_too() -> None:
-    for work in ({"io_bytes_s": 1e6}, {"faults_s": 500.0}):
+    for work in ({"io_bytes_per_s": 1e6}, {"faults_per_s": 500.0}):
         hang = find(outside(0, **work), rank(1), rank(2), rank(3))
         assert hang is not None and hang.kind == "busy"
 
@@ -82,7 +82,7 @@ def test_somebody_at_a_debuggers_prompt_is_at_work() -> None:
 
 
 def test_nobody_is_judged_before_anybody_has_looked() -> None:
-    unknown = {"cpu_fraction": None, "io_bytes_s": None, "faults_s": None}
+    unknown = {"cpu_fraction": None, "io_bytes_per_s": None, "faults_per_s": None}
     assert find(outside(0, **unknown), rank(1), rank(2), rank(3)) is None
 
 

@@ -15,9 +15,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +29,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from support import leftovers, processes
+from support import ledgers, leftovers, processes
 from support.processes import ProcessId
 from support.waiting import eventually
 
@@ -83,9 +86,23 @@ class Job:
     environment: dict[str, str]
     stdout: Path
     stderr: Path
+    began: float
     prefix: tuple[str, ...] = ()
     """Before every command: what runs it on another machine."""
-    _ranks: dict[int, ProcessId] = field(default_factory=dict)
+    _ended: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._note_end, daemon=True).start()
+
+    def _note_end(self) -> None:
+        """When the command ended, whether or not the test was looking."""
+        try:
+            handle = os.pidfd_open(self.process.pid)
+        except ProcessLookupError:
+            return
+        select.select([handle], [], [])
+        self._ended.append(time.time())
+        os.close(handle)
 
     @property
     def job_dir(self) -> Path:
@@ -219,6 +236,12 @@ class Job:
             return False
         return True
 
+    def accounts(self) -> list[str]:
+        """What does not add up in the ledger; nothing is known of a command that was killed."""
+        if self.process.returncode is None or self.process.returncode < 0 or not self._ended:
+            return []
+        return [f"{self.name}: {fault}" for fault in ledgers.faults(self.job_dir, self.began, self._ended[0])]
+
     def story(self, lines: int = 40) -> str:
         """The last lines of everything that the job printed and logged."""
         files = [self.stdout, self.stderr, *sorted(self.job_dir.glob("logs/*.log"))]
@@ -271,15 +294,17 @@ def start(
         path,
         *args,
     ]
+    began = time.time()
     with stdout.open("wb") as out, stderr.open("wb") as err:
         process = subprocess.Popen(command, cwd=folder, env=whole, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-    return Job(name, folder, process, whole, stdout, stderr, prefix=tuple(prefix))
+    return Job(name, folder, process, whole, stdout, stderr, began, tuple(prefix))
 
 
 def close(folder: Path, started: Sequence[Job]) -> None:
     """End every job of a test, see what they leave behind, take that away, and print each job's story.
 
-    pytest shows the stories where the test failed; what was left behind fails the last test of the suite.
+    pytest shows the stories where the test failed; what was left behind fails the last test of the suite. A ledger that
+    does not add up fails the test.
     """
     stuck = [job.name for job in started if not job.end()]
     if stuck:
@@ -289,7 +314,9 @@ def close(folder: Path, started: Sequence[Job]) -> None:
     leftovers.found_at_close.extend(found)
     for job in started:
         print(job.story())
+    faults = [fault for job in started for fault in job.accounts()]
     leftovers.clear_away(folder, [job.name for job in started])
+    assert not faults, "; ".join(faults)
 
 
 def _pids(workers: Sequence[Json]) -> dict[int, int]:

@@ -125,6 +125,8 @@ class World:
             url="", nodes=names, nproc_per_node=nproc, command=Command(kind="script", target="t.py"),
         )  # fmt: skip
         self.tokens_a_step = 0.0
+        self.unkillable: set[int] = set()
+        """Ranks that sleep in the kernel."""
         self.log: list[AnyRecord] = []
         self.state = JobState()
         started = {
@@ -202,7 +204,7 @@ class World:
 
     def activity(self, process: Process) -> RankActivity:
         assert process.still_since is not None and self.state.active is not None
-        idle = {"inside": None, "last": None, "cpu_fraction": 0.0, "io_bytes_s": 0.0, "faults_s": 0.0}
+        idle = {"inside": None, "last": None, "cpu_fraction": 0.0, "io_bytes_per_s": 0.0, "faults_per_s": 0.0}
         fields = {"started": True, "step_s": 0.1, **idle, **process.activity}
         node = self.state.active.started.placement[process.rank]
         return RankActivity(rank=process.rank, node=node, still_s=self.now - process.still_since, **fields)  # type: ignore[arg-type]
@@ -276,7 +278,9 @@ class World:
         return Picture({name: node.heard for name, node in self.nodes.items() if node.heard is not None})
 
     def report(self, node: Node) -> NodeReport:
-        settled = not any(held.phase == "running" for held in node.attempts.values())
+        settled = not any(
+            process.state == "running" for held in node.attempts.values() for process in held.processes.values()
+        )
         return NodeReport(
             node=node.name,
             keeper=None if node.away else node.keeper,
@@ -370,7 +374,9 @@ class World:
                     process.step = -1 if attempt.go.resume is None else attempt.go.resume
             elif attempt.phase == "end" and held is not None:
                 for process in held.processes.values():
-                    if process.state != "ended":
+                    if process.rank in self.unkillable:
+                        process.state = "stuck"
+                    elif process.state != "ended":
                         process.state, process.killed = "ended", True
                         process.exit = Exit(status=-attempt.signal, time=self.now)
         if order.flush_step is not None:

@@ -33,7 +33,7 @@ def test_no_limits(tmp_path: Path) -> None:
 
 def test_the_least_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert room.free_bytes(str(tmp_path)) > 0
-    monkeypatch.setattr(room, "_cgroup_left", lambda: 1234)
+    monkeypatch.setattr(room, "cgroup_left", lambda: 1234)
     assert room.free_bytes(str(tmp_path)) == 1234
-    monkeypatch.setattr(room, "_cgroup_left", lambda: -5)
+    monkeypatch.setattr(room, "cgroup_left", lambda: -5)
     assert room.free_bytes(str(tmp_path)) == 0

@@ -33,6 +33,8 @@ _LOOK_EVERY_S = 2.0
 _COPIES_EVERY_S = 2.0
 """While ranks run, for whoever asks which steps there are: headers only."""
 
+_OVER = frozenset({"ended", "stuck"})
+
 # a running rank has a readable page within a moment of its start
 _UNREADABLE_YET = "nothing written yet"
 
@@ -255,12 +257,21 @@ class NodeView:
 
 
 def _is_settled(state: dict[str, Any], order: Desired) -> bool:
-    """Whether no rank of any attempt that was let go is left on this node."""
+    """Whether no rank of any attempt that was let go runs on this node any more.
+
+    One that sleeps in the kernel, SIGKILL notwithstanding, never comes back to write anything.
+    """
     attempts = state["attempts"]
-    if any(attempt["phase"] == "running" for attempt in attempts.values()):
+    over = {
+        number
+        for number, attempt in attempts.items()
+        if attempt["phase"] == "ended"
+        or (attempt["phase"] == "running" and all(rank["state"] in _OVER for rank in attempt["ranks"].values()))
+    }
+    if any(attempt["phase"] == "running" and number not in over for number, attempt in attempts.items()):
         return False
-    let_go = [attempt.attempt for attempt in order.attempts if attempt.phase != "prepare"]
-    return all(str(number) not in attempts or attempts[str(number)]["phase"] == "ended" for number in let_go)
+    let_go = [str(attempt.attempt) for attempt in order.attempts if attempt.phase != "prepare"]
+    return all(number not in attempts or number in over for number in let_go)
 
 
 def _page_report(view: pages.PageView) -> PageReport:

@@ -98,8 +98,8 @@ class Watch:
             uninterruptible=newest.uninterruptible,
             reads_stdin=newest.reads_stdin,
             cpu_fraction=round((newest.cpu_s - first.cpu_s) / span_s, 4) if measured else None,
-            io_bytes_s=round((newest.io_bytes - first.io_bytes) / span_s, 1) if measured else None,
-            faults_s=round((newest.faults - first.faults) / span_s, 1) if measured else None,
+            io_bytes_per_s=round((newest.io_bytes - first.io_bytes) / span_s, 1) if measured else None,
+            faults_per_s=round((newest.faults - first.faults) / span_s, 1) if measured else None,
         )
 
 

@@ -23,8 +23,8 @@ from evertrain.model.config import Config
 from evertrain.model.errors import UsageError
 
 UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-RATES = ("_per_s", "_bytes_s", "_faults_s")
-"""Endings of what is counted a second, and is no duration."""
+RATE = "_per_s"
+"""The ending of what is counted a second, and is no duration."""
 _DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*")
 
 
@@ -101,7 +101,7 @@ def _seconds(text: str, key: str) -> float:
 
 
 def _is_duration(key: str) -> bool:
-    return key.endswith("_s") and not key.endswith(RATES)
+    return key.endswith("_s") and not key.endswith(RATE)
 
 
 def annotated(config: Config) -> str:

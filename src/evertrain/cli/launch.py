@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def keeper(plan: Plan, here: Places, node: str, environ: Mapping[str, str], owne
 
 
 def controller(
-    plan: Plan, here: Places, listener: socket.socket, environ: Mapping[str, str], owner: int | None
+    plan: Plan, here: Places, listener: socket.socket, environ: Mapping[str, str], owner: int | None, began: float
 ) -> Role:
     spec = ControllerSpec(
         job=here.job,
@@ -118,6 +119,7 @@ def controller(
         master_port=plan.master_port,
         faults=plan.faults,
         owner_fd=owner,
+        began_time=time.time() - (time.monotonic() - began),
         config=plan.config,
     )
     file = here.run_folder / "controller.json"

@@ -6,6 +6,7 @@ Pure: two looks at the job in, lines out.
 from __future__ import annotations
 
 import shlex
+from itertools import zip_longest
 from typing import Any
 
 from evertrain.cli.poll import Seen
@@ -18,11 +19,9 @@ def lines(before: Seen | None, now: Seen) -> list[str]:
     was = before.status if before is not None else {}
     status = now.status
     said: list[str] = []
-    said += _opened(before, now)
     said += _start_mode(was, status)
     said += _restart(was, status)
-    said += _attempt(was, status)
-    said += _closed(before, now)
+    said += [line for _, line in sorted([*_attempt(was, status), *_opened(before, now), *_closed(before, now)])]
     said += _nodes(was, status)
     if status.get("message") and status["message"] != was.get("message") and status["state"] not in FINAL:
         said.append(status["message"])
@@ -30,14 +29,22 @@ def lines(before: Seen | None, now: Seen) -> list[str]:
 
 
 FINAL = ("done", "failed", "stopped")
+OUT = ("lost", "unusable", "evicted")
+"""States of nodes on which nothing can run."""
 
 
-def _attempt(was: Json, status: Json) -> list[str]:
+# what happened between two looks is told in the order in which it happened: an attempt, then what befell it, and an
+# incident is over when the next one begins, at the latest
+_Told = tuple[tuple[int, int, int], str]
+"""A line, and its place: the attempt, the incident, whether the incident opens."""
+
+
+def _attempt(was: Json, status: Json) -> list[_Told]:
     if status["attempt"] == was.get("attempt", 0):
         return []
     resume = status.get("resume")
     where = f", resumed from step {resume}" if resume is not None else ""
-    return [f"attempt {status['attempt']} runs{where}"]
+    return [((status["attempt"], 0, 0), f"attempt {status['attempt']} runs{where}")]
 
 
 def _restart(was: Json, status: Json) -> list[str]:
@@ -89,15 +96,24 @@ def _start_mode(was: Json, status: Json) -> list[str]:
     return [f"ranks are started by {start['mode']} instead of {start['wanted']}: {start['reason']}"]
 
 
-def _opened(before: Seen | None, now: Seen) -> list[str]:
+def _opened(before: Seen | None, now: Seen) -> list[_Told]:
     """New incidents, and those whose cause a record that came late has corrected."""
     known = {incident["id"]: incident["cause"] for incident in before.incidents} if before is not None else {}
-    return [opened(incident) for incident in now.incidents if known.get(incident["id"]) != incident["cause"]]
+    return [
+        ((incident["attempt"], incident["id"], 1), opened(incident))
+        for incident in now.incidents
+        if known.get(incident["id"]) != incident["cause"]
+    ]
 
 
-def _closed(before: Seen | None, now: Seen) -> list[str]:
+def _closed(before: Seen | None, now: Seen) -> list[_Told]:
     over = {incident["id"] for incident in before.incidents if not incident["open"]} if before is not None else set()
-    return [closed(incident) for incident in now.incidents if not incident["open"] and incident["id"] not in over]
+    told = []
+    for incident, following in zip_longest(now.incidents, now.incidents[1:]):
+        if not incident["open"] and incident["id"] not in over:
+            attempt = following["attempt"] if following is not None else now.status["attempt"]
+            told.append(((max(attempt, incident["attempt"]), incident["id"] + 1, 0), closed(incident)))
+    return told
 
 
 def opened(incident: Json) -> str:
@@ -130,8 +146,9 @@ def _listed(names: list[Any]) -> str:
 
 def _nodes(was: Json, status: Json) -> list[str]:
     before = {node["id"]: node["state"] for node in was.get("nodes", ())}
-    return [
-        f"{node['id']} is {node['state']}"
-        for node in status["nodes"]
-        if node["state"] in ("lost", "unusable", "evicted") and before.get(node["id"]) != node["state"]
-    ]
+    said = []
+    for node in status["nodes"]:
+        state, old = node["state"], before.get(node["id"])
+        if state != old and (state in OUT or old in OUT):
+            said.append(f"{node['id']} is {state}{'' if state in OUT else ' again'}")
+    return said

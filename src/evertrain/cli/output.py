@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from evertrain.cli.console import Stream
+from evertrain.cli.plain import plain
 from evertrain.cli.tail import Tail, Write
 
 BUSY_S = 0.01
@@ -45,9 +46,8 @@ class Terminal:
     def say(self, text: str) -> None:
         """A line of our own, on a line of its own."""
         start = "" if self._at_line_start["stderr"] else "\n"
-        # an exception's message may hold anything, also what would move the cursor
-        plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-        self.write("stderr", f"{start}evertrain: {plain}\n".encode(errors="backslashreplace"))
+        line = f"{start}evertrain: {plain(text, kept='')}\n"
+        self.write("stderr", line.encode(errors="backslashreplace"))
 
     def draw(self, line: str) -> None:
         """Show the live line, unless the ranks are in the middle of a line."""

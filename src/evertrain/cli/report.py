@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from evertrain.cli import look
+from evertrain.cli.plain import plain
 from evertrain.cli.registry import KnownJob
 
 Json = dict[str, Any]
@@ -64,7 +65,7 @@ def markdown(report: Json) -> str:
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    escaped = (" ".join(cell.replace("|", "\\|").split()) for cell in cells)
+    escaped = (plain(" ".join(cell.replace("|", "\\|").split())) for cell in cells)
     return f"| {' | '.join(escaped)} |"
 
 

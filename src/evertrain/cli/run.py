@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 
 from evertrain.cli import flags
@@ -10,6 +11,7 @@ from evertrain.model.errors import UsageError
 
 
 def main(argv: Sequence[str]) -> int:
+    began = time.monotonic()
     args = flags.run_parser().read(argv)
     if args.print_config:
         from evertrain.cli import config
@@ -20,4 +22,4 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"Linux (or WSL2) is needed; this is {sys.platform}")
     from evertrain.cli import serve
 
-    return serve.job(args)
+    return serve.job(args, began)

@@ -36,7 +36,7 @@ DIFFERENCES = (
 )
 
 
-def job(args: Namespace) -> int:
+def job(args: Namespace, began: float) -> int:
     """Run what the flags say to its end, or leave it running in the background; the exit code."""
     plan = planning.from_flags(args, os.environ)
     memory.check(memory.need_bytes(len(plan.nodes.names), plan.nproc))
@@ -50,7 +50,7 @@ def job(args: Namespace) -> int:
     launch.check_master_port(plan.master_port)
     places.make_run_dir(here)
     held = lock.take(here)
-    return begin(plan, here, lambda ready: serve(plan, here, held, listener, ready))
+    return begin(plan, here, lambda ready: serve(plan, here, held, listener, began, ready))
 
 
 def begin(plan: Plan, here: Places, serving: Callable[[Callable[[], None]], int]) -> int:
@@ -62,11 +62,12 @@ def begin(plan: Plan, here: Places, serving: Callable[[Callable[[], None]], int]
     return detach.into_background(here, serving)
 
 
-def serve(plan: Plan, here: Places, held: int, bound: socket.socket | None, ready: Callable[[], None]) -> int:
-    """Run the job to its end; `ready` is called when everything has been started."""
+def serve(
+    plan: Plan, here: Places, held: int, bound: socket.socket | None, began: float, ready: Callable[[], None]
+) -> int:
+    """Run the job, whose command began at `began`, to its end; `ready` is called when everything has been started."""
     lock.wait_for_previous(here, say, time.sleep)
     clean.remove_dead_runs(say, here.run_dir, plan.fresh)
-    began = time.monotonic()
     with bound or launch.listen(plan.listen_port) as listener:
         url = launch.url_of(listener)
         try:
@@ -76,7 +77,7 @@ def serve(plan: Plan, here: Places, held: int, bound: socket.socket | None, read
             raise cannot_write(here, error) from error
         owner = owner_pipe(plan)
         address = plan.local_addr or (plan.machines.host if plan.machines is not None else launch.LOOPBACK)
-        roles = [launch.controller(plan, here, listener, own_environment(), owner)]
+        roles = [launch.controller(plan, here, listener, own_environment(), owner, began)]
         supervisor = assemble(plan, here, roles, url, token, owner, address)
         for line in _greeting(plan, here):
             say(line)

@@ -8,6 +8,7 @@ from typing import Any
 
 from evertrain.cli import supervisor as supervising
 from evertrain.cli.places import Places
+from evertrain.cli.plain import plain
 
 Json = dict[str, Any]
 SHOWN = 12
@@ -62,5 +63,5 @@ def give_up(name: str, log: Path, lines: int = 15) -> int:
     except OSError as error:
         tail = [str(error)]
     for line in tail:
-        print(f"  {line}", file=sys.stderr)
+        print(f"  {plain(line)}", file=sys.stderr)
     return 1

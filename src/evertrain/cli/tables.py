@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evertrain.cli import narrate
+from evertrain.cli.plain import plain
 
 Json = dict[str, Any]
 PHASES = ("detect", "locate", "failover", "recompute")
@@ -30,10 +31,17 @@ COLOURS = {
 }
 
 
+class _Plain(Console):
+    """Shows strings as they are, whatever they hold."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(plain(text), **options)
+
+
 def console(file: TextIO | None = None) -> Console:
     out = file if file is not None else sys.stdout
     # piped output keeps its lines whole, whatever the width of some terminal
-    return Console(
+    return _Plain(
         file=out, highlight=False, markup=False, soft_wrap=not out.isatty(), width=None if out.isatty() else 200
     )
 

@@ -111,6 +111,8 @@ async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
                 observe_only=spec.observe_only,
                 seats=spec.seats,
                 node_rank=spec.node_rank,
+                # it may have waited for the run before it to end
+                began_time=max(spec.began_time or now, log[-1].time if log else 0.0),
             )
         )
     records.append(TermStarted(time=now, term=state.term + 1, clock=clock))

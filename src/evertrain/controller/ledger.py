@@ -69,8 +69,9 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def start(self) -> float:
-        assert self.state.run is not None
-        return self.state.run.time
+        run = self.state.run
+        assert run is not None
+        return run.time if run.began_time is None else min(run.began_time, run.time)
 
 
 class Account(msgspec.Struct, frozen=True):

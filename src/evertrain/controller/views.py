@@ -34,6 +34,11 @@ _ACTIVE = (
 # ranks never end in the same instant; so long one may be first without a word
 _NOTEWORTHY_S = 5.0
 
+_UNKILLABLE = (
+    ": it sleeps in the kernel (a dead disk or network file system, a driver); training goes on by itself as soon as "
+    "it is let go; if nothing helps, `evertrain stop` brings the newest step to disk, and the machine needs a restart"
+)
+
 
 def status_of(database: Path) -> dict[str, Any]:
     """`status` of a job that no controller serves any more."""
@@ -134,8 +139,10 @@ def _step(state: JobState, picture: Picture) -> tuple[int | None, str]:
         absolute, relative = attempt.ended.step, attempt.ended.relative_step
     else:
         absolute, relative = steps(attempt, picture)
-    if absolute is None and attempt.started.resume is not None:
-        absolute = attempt.started.resume
+    flushed = state.flushed.step if state.flushed is not None else None
+    # a keeper that was killed took the pages along, and with them what they said
+    known = [step for step in (absolute, attempt.started.resume, flushed) if step is not None]
+    absolute = max(known, default=None)
     if absolute is not None:
         return absolute, "absolute"
     return (relative, "relative") if relative else (None, "none")
@@ -224,6 +231,9 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
         return state.ended.message
     if waits := joining.missing(state, picture):
         return waits
+    for node, changed in sorted(state.nodes.items()):
+        if changed.state == "unusable":
+            return f"{node} is unusable: {changed.because}{_UNKILLABLE}"
     attempt = state.active
     if attempt is not None and attempt.ending is None:
         gone = sorted(rank for rank, end in attempt.ends.items() if now - end.ended_time > _NOTEWORTHY_S)

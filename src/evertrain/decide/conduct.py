@@ -114,7 +114,7 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
     """While ranks run: faults, the way back after an incident, marks, and a stop that was asked for."""
     attempt = state.active
     if attempt is None or attempt.ending is not None:
-        return _end_harder(state, config, now)
+        return _end_harder(state, picture, config, now)
     if state.stop is not None:
         because = state.stop.because
         return [r.AttemptEnding(time=now, attempt=attempt.number, signal=15, because=because)]
@@ -203,7 +203,7 @@ def _closed(incident: int, passed: float, attempt: Attempt, picture: Picture, no
     )
 
 
-def _end_harder(state: JobState, config: Config, now: float) -> list[AnyRecord]:
+def _end_harder(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
     """A rank that does not heed SIGTERM is killed while there is time to flush; no end is waited for without limit."""
     attempt = state.active
     if attempt is None or attempt.ending is None:
@@ -220,6 +220,12 @@ def _end_harder(state: JobState, config: Config, now: float) -> list[AnyRecord]:
     message = f"{left}: no word of its end {waited_s:.0f} s after the order to end it; look at that node"
     if state.stop is not None:
         return _stopped(state, message, now)
+    incident = state.incident
+    if incident is not None and incident.opened.attempt == attempt.number and at_rest(state, picture):
+        if state.closing:
+            return []  # what is saved is being brought to disk
+        because = f"{_unkillable(state)} for {waited_s:.0f} s: what it waits for (a disk, a mount, a driver) is dead"
+        return [r.Decided(time=now, incident=incident.number, action="stop", because=because)]
     return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]
 
 
@@ -306,9 +312,19 @@ def _verdict(state: JobState, picture: Picture, config: Config, now: float) -> l
     return [r.Decided(time=now, incident=incident.number, action=action, because=because)]
 
 
+def at_rest(state: JobState, picture: Picture) -> bool:
+    """Whether no rank runs any more: all are gone, or never leave the kernel again. What they have saved is final."""
+    attempt = state.active
+    return attempt is None or (attempt.ending is not None and picture.stuck(attempt.number).issuperset(attempt.alive()))
+
+
+def _unkillable(state: JobState) -> str:
+    return "; ".join(f"{node.node}: {node.because}" for node in state.nodes.values() if node.state == "unusable")
+
+
 def _close(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
     """No attempt will follow: bring the newest common step to disk, then end the job."""
-    if not state.closing or state.active is not None:
+    if not state.closing or not at_rest(state, picture):
         return []
     if state.flushed is None:
         step = flush_step(state, picture)
@@ -333,7 +349,8 @@ def _close(state: JobState, picture: Picture, config: Config, now: float) -> lis
         "" if state.flushed.step is None else f"; step {state.flushed.step} is on disk, the same command resumes there"
     )
     if state.stop is not None:
-        return _stopped(state, state.stop.because + kept, now)
+        left = _unkillable(state)
+        return _stopped(state, state.stop.because + kept + (f"; {left}" if left else ""), now)
     incident = state.incident
     assert incident is not None and incident.decided is not None
     closed = r.IncidentClosed(time=now, incident=incident.number, first_new_step=None, passed_time=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evertrain.decide import planned
-from evertrain.decide.conduct import flush_step
+from evertrain.decide.conduct import at_rest, flush_step
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import Config
@@ -25,7 +25,7 @@ def desired(state: JobState, picture: Picture, spec: ControllerSpec, config: Con
                 attempt=state.next_attempt, phase="prepare", ranks=ranks, store=store, store_port=spec.master_port
             )
         )
-    flushes = state.closing and state.active is None and state.flushed is None
+    flushes = state.closing and at_rest(state, picture) and state.flushed is None
     ended = state.ended
     waits = state.incident is not None or planned.verifying(state) is not None
     return Desired(

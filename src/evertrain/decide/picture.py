@@ -37,6 +37,11 @@ class Picture(msgspec.Struct, frozen=True):
             return None
         return next((attempt for attempt in report.attempts if attempt.attempt == number), None)
 
+    def stuck(self, number: int) -> frozenset[int]:
+        """Ranks of one attempt that sleep in the kernel, SIGKILL notwithstanding: they never run a line again."""
+        reports = (self.attempt(node, number) for node in self.nodes)
+        return frozenset(rank.rank for seen in reports if seen for rank in seen.ranks if rank.state == "stuck")
+
     def activities(self, placement: dict[int, str], now: float) -> list[RankActivity]:
         """Ranks that stand still, of nodes that can be heard, and for no longer than every node has been heard.
 

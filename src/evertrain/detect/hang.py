@@ -93,12 +93,12 @@ def is_idle(one: RankActivity, config: HangConfig) -> bool | None:
     """Whether the rank's process tree does nothing; None when nobody has looked."""
     if one.reads_stdin:
         return False  # somebody at a debugger's prompt is at work
-    if one.cpu_fraction is None or one.io_bytes_s is None or one.faults_s is None:
+    if one.cpu_fraction is None or one.io_bytes_per_s is None or one.faults_per_s is None:
         return None
     return (
         one.cpu_fraction < config.idle_cpu_fraction
-        and one.io_bytes_s < config.idle_io_bytes_s
-        and one.faults_s < config.idle_faults_s
+        and one.io_bytes_per_s < config.idle_io_bytes_per_s
+        and one.faults_per_s < config.idle_faults_per_s
     )
 
 

@@ -41,5 +41,5 @@ class RankActivity(msgspec.Struct, frozen=True, kw_only=True):
     """It waits for somebody to type."""
     cpu_fraction: float | None = None
     """CPU use of its whole process tree, in cores."""
-    io_bytes_s: float | None = None
-    faults_s: float | None = None
+    io_bytes_per_s: float | None = None
+    faults_per_s: float | None = None

@@ -22,7 +22,7 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     leave_s: float = 15.0
     """All scripts are over: so long may a process take for its last steps before it is ended; its work is done."""
     node_return_s: float = 300.0
-    """So long may a node that is needed stay away before the job ends."""
+    """So long may a node that is needed stay away, or a process that nothing ends, before the job ends."""
 
 
 class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,9 +42,9 @@ class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Processes are looked at from half the limit on, but not before this."""
     idle_cpu_fraction: float = 0.01
     """CPU use of the whole process tree below which it counts as idle (of one core)."""
-    idle_io_bytes_s: float = 4096.0
+    idle_io_bytes_per_s: float = 4096.0
     """... and bytes that it reads and writes a second,"""
-    idle_faults_s: float = 20.0
+    idle_faults_per_s: float = 20.0
     """... and page faults a second."""
 
 

@@ -39,6 +39,8 @@ class RunStarted(Record, frozen=True, kw_only=True):
     """The other nodes join; None: all are named."""
     node_rank: int | None = None
     """Of the first node, where the user gave it."""
+    began_time: float | None = None
+    """When the command began, some time before the first controller could write this."""
 
 
 class NodeJoined(Record, frozen=True, kw_only=True):

@@ -122,4 +122,6 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     master_port: int | None = None
     faults: tuple[str, ...] = ()
     owner_fd: int | None = None
+    began_time: float | None = None
+    """When `evertrain run` began: what it did before there was a controller is start-up, too."""
     config: Config = Config()

@@ -1,8 +1,9 @@
 """A plain DDP training that hangs once, in the way that `--how` says, on rank `--rank` in step 6; not a line of ours.
 
-`skip` leaves out one collective, `deadlock` lets two halves wait in different groups. `compute`, `save`, `refill` (a
-data loader's worker works, its rank waits for it) and `compile` (in the very first step) take `--seconds` and go on:
-healthy things that look like a hang.
+`skip` leaves out a collective of all, `mismatch` calls another one than the rest, `deadlock` lets two halves wait in
+different groups. `evaluate` (the others wait in a barrier), `save`, `refill` (a data loader's worker works, its rank
+waits for it) and `compile` (all ranks, in the very first step) take `--seconds` and go on: healthy things that look
+like a hang.
 """
 
 from __future__ import annotations
@@ -63,26 +64,24 @@ class Slow(torch.utils.data.Dataset[int]):
 
 def misbehave(halves: list[dist.ProcessGroup]) -> None:
     """In step 6, once."""
-    rank = dist.get_rank()
-    if options.how == "deadlock":
+    rank, how, chosen = dist.get_rank(), options.how, dist.get_rank() == options.rank
+    if how == "deadlock":
         # each half waits for the other in a group of all: two operations that never meet
         dist.all_reduce(torch.ones(1), group=halves[rank % 2])
-    elif rank != options.rank:
-        return
-    elif options.how == "stop":
+    elif chosen and how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif options.how == "sleep":
+    elif chosen and how == "sleep":
         time.sleep(3600)
-    elif options.how == "loop":
+    elif chosen and how == "loop":
         compute(3600)
-    elif options.how == "skip":
-        dist.barrier()
-    elif options.how == "compute":
+    elif chosen and how == "evaluate":
         compute(options.seconds)
-    elif options.how == "refill":
+    elif chosen and how == "refill":
         list(torch.utils.data.DataLoader(Slow(), num_workers=1))
-    elif options.how == "save":
+    elif chosen and how == "save":
         save(options.seconds)
+    if (how == "skip" and not chosen) or (how == "mismatch" and chosen) or how == "evaluate":
+        dist.barrier()
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--sleep", type=float, default=0.02, help="seconds a step sleeps")
 parser.add_argument("--hold", default="", metavar="PHASE:RANK[:STEP]")
+parser.add_argument("--read", default="", metavar="FILE", help="whoever is held reads it instead of sleeping")
 parser.add_argument("--no-settle", action="store_true")
 parser.add_argument("--fail", default="", metavar="RANK:STEP", help="this rank raises ValueError at this step, always")
 parser.add_argument("--until", default="", metavar="FILE", help="no further step once this file exists")
@@ -42,7 +43,10 @@ def hold(phase: str, step: int | None = None) -> None:
         return
     Path("held.new").write_text(str(os.getpid()))
     os.replace("held.new", "held")
-    time.sleep(60)
+    if options.read:
+        Path(options.read).read_bytes()
+    else:
+        time.sleep(60)
 
 
 def leave(step: int) -> None:

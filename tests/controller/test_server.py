@@ -22,7 +22,7 @@ from evertrain.controller.store import EventStore, read_log
 from evertrain.model import version
 from evertrain.model.config import AgentConfig, Config
 from evertrain.model.records import NodeJoined, NodesSettled
-from evertrain.model.report import OTHER_RUN, Desired, NodeReport, Report
+from evertrain.model.report import DISMISSED, Desired, NodeReport, Report
 from evertrain.model.spec import Command, ControllerSpec, Seats
 
 TOKEN = "secret"
@@ -119,7 +119,7 @@ async def test_whoever_asks_whether_a_job_is_served_here_needs_no_token(serving:
 
 async def test_a_seat_is_written_down_before_it_is_given(serving: Serving) -> None:
     status, answer = await serving.join("gpu02.cluster", node_rank=1)
-    assert (status, answer) == (200, {"job": "job", "run_id": "job-1", "node": "gpu02"})
+    assert (status, answer) == (200, {"job": "job", "run_id": "job-1", "node": "gpu02", "next_attempt": 1})
     (joined,) = [record for record in serving.log if isinstance(record, NodeJoined)]
     assert (joined.node, joined.instance, joined.node_rank) == ("gpu02", "call on gpu02.cluster", 1)
 
@@ -185,7 +185,7 @@ async def test_a_node_without_a_seat_is_not_heard(serving: Serving) -> None:
     async with serving.agent() as socket:
         await socket.send_bytes(frame("gpu02"))
         message = await socket.receive(timeout=10.0)
-    assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED) and socket.close_code != OTHER_RUN
+    assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED) and socket.close_code == DISMISSED
     assert serving.heard == set()
 
 
@@ -196,11 +196,11 @@ async def test_faults_of_nodes_that_joined_are_noted_and_of_strangers_refused(se
     assert (await serving.post("/v1/signals", fault))[0] == 202
 
 
-async def test_an_agent_of_another_run_is_sent_away_for_good(serving: Serving) -> None:
+async def test_an_agent_of_andismissed_is_sent_away_for_good(serving: Serving) -> None:
     async with serving.agent() as socket:
         await socket.send_bytes(frame("gpu01", run_id="job-0"))
         await socket.receive(timeout=10.0)
-    assert socket.close_code == OTHER_RUN == 4409
+    assert socket.close_code == DISMISSED == 4409
     assert serving.heard == set()
 
 
@@ -210,8 +210,8 @@ async def test_the_agent_understands_that_its_run_is_over(serving: Serving, run_
     link = ControllerLink(serving.url, TOKEN, "job", orders.append)
     linking = asyncio.create_task(link.run(lambda: report(run_id=run_id)))
     try:
-        await until(lambda: link.other_run or orders, "an answer")
-        assert link.other_run is other
+        await until(lambda: link.dismissed or orders, "an answer")
+        assert link.dismissed is other
         assert bool(orders) is not other
     finally:
         linking.cancel()

@@ -489,3 +489,15 @@ def test_the_next_run_goes_on_with_the_same_ranks_on_the_same_nodes_whoever_come
     world.turns()
     assert world.state.placement() == placed
     assert world.state.active is not None and world.state.active.started.resume == 4
+
+
+def test_nodes_that_come_late_are_given_their_time_to_prepare() -> None:
+    world = World(seats=Seats(3, 3))
+    world.turns(2)
+    for host in ("b", "c"):
+        world.turn(500.0)
+        world.join(host)
+        world.turns(2)
+    world.turns()
+    assert world.state.ended is None
+    assert world.running()

@@ -237,8 +237,10 @@ class Job:
         return True
 
     def accounts(self) -> list[str]:
-        """What does not add up in the ledger; nothing is known of a command that was killed."""
+        """What does not add up in the ledger; nothing is known of a command that was killed, or that took part only."""
         if self.process.returncode is None or self.process.returncode < 0 or not self._ended:
+            return []
+        if "; served by http" in self.errors:
             return []
         return [f"{self.name}: {fault}" for fault in ledgers.faults(self.job_dir, self.began, self._ended[0])]
 

@@ -134,8 +134,8 @@ class Agent:
 
     def _notice_loneliness(self) -> None:
         """A controller that is away is no reason to do anything while ranks make progress."""
-        if self._controller.other_run:
-            self.leave_alone("the first node has started the job anew")
+        if self._controller.dismissed:
+            self.leave_alone("the first node has started the job anew, or goes on without this one")
         limit_s, away_s = self._spec.lost_s, self._controller.away_s
         if limit_s is not None and min(away_s, self._view.idle_s) > limit_s:
             self.leave_alone(f"the first node has not been reached for {away_s:.0f} s, and training stands")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import aiohttp
 import msgspec
 
-from evertrain.model.report import OTHER_RUN, Desired, Report
+from evertrain.model.report import DISMISSED, Desired, Report
 
 _log = logging.getLogger(__name__)
 
@@ -39,15 +39,14 @@ class ControllerLink:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._report: Callable[[], Report] | None = None
         self.term = 0
-        self.other_run = False
-        """The controller serves another run of the job by now."""
+        self.dismissed = False
+        """The controller serves another run of the job by now, or this one without us."""
         self._left_time = time.monotonic()
 
     @property
     def away_s(self) -> float:
         """For so long there has been no connection."""
-        is_here = self._socket is not None and not self._socket.closed
-        return 0.0 if is_here else time.monotonic() - self._left_time
+        return 0.0 if self._socket is not None else time.monotonic() - self._left_time
 
     async def run(self, report: Callable[[], Report]) -> None:
         """Stay connected, and say hello with a report each time; never returns."""
@@ -96,4 +95,4 @@ class ControllerLink:
                 continue
             self.term = order.term
             self._on_order(order)
-        self.other_run = socket.close_code == OTHER_RUN
+        self.dismissed = socket.close_code == DISMISSED

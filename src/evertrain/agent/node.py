@@ -69,7 +69,7 @@ class NodeView:
 
     @property
     def idle_s(self) -> float:
-        """For so long no rank of this node has made progress; endless where none runs."""
+        """For so long no rank of this node has made progress; endless where none runs, 0 where one cannot be read."""
         if len(self._activities) < self._running:
             return 0.0
         return min((one.still_s for one in self._activities), default=inf)
@@ -186,6 +186,7 @@ class NodeView:
         views: list[pages.PageView] = []
         running: list[pages.PageView] = []
         blind: list[str] = []
+        unread = 0
         known, self._readers = self._readers, {}
         for number, attempt in state["attempts"].items() if state is not None else ():
             if attempt["phase"] not in ("running", "ended"):
@@ -196,6 +197,7 @@ class NodeView:
                 self._readers[key] = reader
                 view, reason = reader.read()
                 if view is None:
+                    unread += process["state"] == "running"
                     if process["state"] == "running" and reason != _UNREADABLE_YET:
                         blind.append(f"rank {rank}: {reason}")
                     continue
@@ -206,7 +208,7 @@ class NodeView:
         for reader in known.values():
             reader.close()
         self._views, self._blind = tuple(views), tuple(blind)
-        self._activities, self._running = self._watch.look(running), len(running)
+        self._activities, self._running = self._watch.look(running), len(running) + unread
 
     def _read_copies(self, state: dict[str, Any], order: Desired | None) -> None:
         """List the checkpoints: for good once nothing writes to them any more, until then as they are just now."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evertrain.cli import clean, launch, lock, machines, places, registry, serve
 from evertrain.cli.client import Client, Refused, Unreachable
@@ -32,30 +32,43 @@ STALE_TOKEN_S = 10.0
 Json = dict[str, Any]
 
 
+class Seat(NamedTuple):
+    """What the first node says to one that joins."""
+
+    job: str
+    run_id: str
+    node: str
+    next_attempt: int
+    token: str
+    """That opened the door."""
+    address: str
+    """By which the first node sees us."""
+
+
 def job(plan: Plan) -> int:
     """Join the job and take part in it to its end; the exit code."""
     assert plan.machines is not None
-    seat, token, address = _join(plan, plan.machines)
+    seat = _join(plan, plan.machines)
     devices = plan.devices.get(plan.machines.name, {})
-    nodes = replace(plan.nodes, names=(seat["node"],))
-    plan = replace(plan, job=seat["job"], nodes=nodes, devices={seat["node"]: devices})
-    here = places.of(plan, seat["run_id"], member=seat["node"])
+    nodes = replace(plan.nodes, names=(seat.node,))
+    plan = replace(plan, job=seat.job, nodes=nodes, devices={seat.node: devices})
+    here = places.of(plan, seat.run_id, member=seat.node)
     places.make_run_dir(here)
     held = lock.take(here)
-    return serve.begin(plan, here, lambda ready: _take_part(plan, here, held, token, address, ready))
+    return serve.begin(plan, here, lambda ready: _take_part(plan, here, held, seat, ready))
 
 
-def _take_part(plan: Plan, here: Places, held: int, token: str, address: str, ready: Callable[[], None]) -> int:
+def _take_part(plan: Plan, here: Places, held: int, seat: Seat, ready: Callable[[], None]) -> int:
     assert plan.machines is not None
     lock.wait_for_previous(here, serve.say, time.sleep)
     clean.remove_dead_runs(serve.say, here.run_dir, plan.fresh)
     try:
         lock.sign(held, here.run_id)
-        _prepare(plan, here, token)
+        _prepare(plan, here, seat)
     except OSError as error:
         raise serve.cannot_write(here, error) from error
-    owner = serve.owner_pipe(plan)
-    supervisor = serve.assemble(plan, here, [], plan.machines.url, token, owner, plan.local_addr or address)
+    address = plan.local_addr or seat.address
+    supervisor = serve.assemble(plan, here, [], plan.machines.url, seat.token, serve.owner_pipe(plan), address)
     serve.say(f"job {here.job}: this node is {here.member}, with {plan.nproc} ranks; served by {plan.machines.url}")
     for line in plan.notes:
         serve.say(line)
@@ -69,18 +82,19 @@ def _show(here: Places, result: Json) -> int:
     return int(result["exit_code"])
 
 
-def _prepare(plan: Plan, here: Places, token: str) -> None:
+def _prepare(plan: Plan, here: Places, seat: Seat) -> None:
     """What this node's processes need; and the other commands, where the run dir is this machine's own."""
     assert plan.machines is not None
     here.processes.mkdir(mode=0o700, exist_ok=True)
     for old in here.processes.glob("*.json"):
         old.unlink(missing_ok=True)
     if not _is_shared(here):
-        places.write_private(here.token, token.encode())
+        serve.set_aside_old_logs(here.log_root, here.run_id, seat.next_attempt)
+        places.write_private(here.token, seat.token.encode())
         places.write_job(here, plan, plan.machines.url)
         places.write_json(here.run_dir / "controller.json", {"url": plan.machines.url})
     places.make_run_folder(here, plan.nodes.names)
-    places.write_private(here.own_token, token.encode())
+    places.write_private(here.own_token, seat.token.encode())
     registry.remember(here.job, here.run_dir, here.run_id, time.time(), os.environ)
 
 
@@ -96,8 +110,8 @@ def _is_shared(here: Places) -> bool:
 # --- joining
 
 
-def _join(plan: Plan, at: Machines) -> tuple[Json, str, str]:
-    """The seat, the token that opened the door, and the address by which the first node sees us."""
+def _join(plan: Plan, at: Machines) -> Seat:
+    """Ask until there is an answer."""
     wish = {
         "host": at.name,
         "instance": os.urandom(8).hex(),
@@ -115,7 +129,7 @@ def _join(plan: Plan, at: Machines) -> tuple[Json, str, str]:
         try:
             address = machines.own_address(at)
             token = given or _token_of(plan.root / plan.job)
-            return _ask(at, wish, token), token, address
+            return Seat(**_ask(at, wish, token), token=token, address=address)
         except Refused as refused:
             if refused.status != 401:
                 raise TroubleError(f"{at.host}:{at.port} does not take this node in: {refused.reason}") from refused

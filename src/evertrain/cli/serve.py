@@ -99,7 +99,7 @@ def _prepare(plan: Plan, here: Places, url: str) -> str:
     here.result.unlink(missing_ok=True)
     (here.run_dir / "controller.json").unlink(missing_ok=True)
     if not here.database.exists():
-        _set_aside_old_logs(here.log_root, here.run_id)
+        set_aside_old_logs(here.log_root, here.run_id, 1)
     here.processes.mkdir(mode=0o700, exist_ok=True)
     for old in here.processes.glob("*.json"):
         old.unlink(missing_ok=True)
@@ -112,9 +112,10 @@ def _prepare(plan: Plan, here: Places, url: str) -> str:
     return token
 
 
-def _set_aside_old_logs(log_root: Path, run_id: str) -> None:
+def set_aside_old_logs(log_root: Path, run_id: str, next_attempt: int) -> None:
     """Without its event log a job counts its attempts from 1 again; their output must not be mixed with older ones."""
-    if old := sorted(log_root.glob("attempt_*")):
+    numbered = ((folder, folder.name.removeprefix("attempt_")) for folder in log_root.glob("attempt_*"))
+    if old := [folder for folder, number in numbered if number.isdecimal() and int(number) >= next_attempt]:
         aside = log_root / f"before-{run_id}"
         aside.mkdir()
         for folder in old:

@@ -43,7 +43,7 @@ def seats(args: Namespace) -> Seats | None:
     if args.standby < 0:
         raise UsageError(f"--standby {args.standby}: a number of spare nodes, 0 or more")
     # with a range from 1 on, a job without an endpoint is one that does not want company
-    wanted = least > 1 or (most > 1 and (args.rdzv_endpoint or was_given(args, "master_addr")))
+    wanted = least > 1 or (most + args.standby > 1 and (args.rdzv_endpoint or was_given(args, "master_addr")))
     return Seats(least, most, args.standby) if wanted else None
 
 

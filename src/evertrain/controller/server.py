@@ -21,7 +21,7 @@ from evertrain.controller.clocks import AgentClock
 from evertrain.controller.conductor import Conductor
 from evertrain.decide.joining import Refusal, Wish
 from evertrain.model.records import RestartRequested
-from evertrain.model.report import OTHER_RUN, Desired, Report
+from evertrain.model.report import DISMISSED, Desired, Report
 from evertrain.model.spec import ControllerSpec
 
 _log = logging.getLogger(__name__)
@@ -164,7 +164,8 @@ async def _join(request: web.Request) -> web.Response:
     admitted = await request.app[_CONDUCTOR].admit(wish)
     if isinstance(admitted, Refusal):
         return web.json_response({"error": admitted.because}, status=409)
-    return web.json_response({"job": spec.job, "run_id": spec.run_id, "node": admitted.node})
+    seat = {"job": spec.job, "run_id": spec.run_id, "node": admitted.node}
+    return web.json_response({**seat, "next_attempt": request.app[_CONDUCTOR].state.next_attempt})
 
 
 async def _agent(request: web.Request) -> web.WebSocketResponse:
@@ -188,8 +189,8 @@ async def _agent(request: web.Request) -> web.WebSocketResponse:
                 break
             if refusal := _refusal(report, spec, conductor):
                 _log.error("report refused: %s", refusal)
-                if report.run_id != spec.run_id:
-                    await socket.close(code=OTHER_RUN, message=refusal.encode()[:120])
+                if report.run_id != spec.run_id or report.report.node not in conductor.state.known_nodes():
+                    await socket.close(code=DISMISSED, message=refusal.encode()[:120])
                 break
             if node is None:
                 node = report.report.node

@@ -11,7 +11,7 @@ The rules stand in the order in which they are asked; each is a function of a fe
 
 from __future__ import annotations
 
-from evertrain.decide import blame, hangs, incidents, joining, lost, planned, restart, resume
+from evertrain.decide import blame, closing, hangs, incidents, joining, lost, planned, restart, starting
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.detect import exits
@@ -34,8 +34,8 @@ def decide(state: JobState, picture: Picture, config: Config, now: float) -> lis
         _attempt_running,
         _attempt_over,
         _verdict,
-        _close,
-        _start,
+        closing.close,
+        starting.start,
     ):
         if records := rule(state, picture, config, now):
             return records
@@ -219,23 +219,16 @@ def _end_harder(state: JobState, picture: Picture, config: Config, now: float) -
     left = ", ".join(f"rank {rank} on {attempt.started.placement[rank]}" for rank in attempt.alive()[:8])
     message = f"{left}: no word of its end {waited_s:.0f} s after the order to end it; look at that node"
     if state.stop is not None:
-        return _stopped(state, message, now)
+        return closing.stopped(state, message, now)
     incident = state.incident
-    if incident is not None and incident.opened.attempt == attempt.number and at_rest(state, picture):
+    if incident is not None and incident.opened.attempt == attempt.number and closing.at_rest(state, picture):
         if state.closing:
             return []  # what is saved is being brought to disk
-        because = f"{_unkillable(state)} for {waited_s:.0f} s: what it waits for (a disk, a mount, a driver) is dead"
+        because = (
+            f"{closing.unkillable(state)} for {waited_s:.0f} s: what it waits for (a disk, a mount, a driver) is dead"
+        )
         return [r.Decided(time=now, incident=incident.number, action="stop", because=because)]
     return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]
-
-
-def _stopped(state: JobState, message: str, now: float) -> list[AnyRecord]:
-    assert state.stop is not None
-    ended = r.JobEnded(time=now, state="stopped", exit_code=128 + state.stop.signal, message=message)
-    if state.incident is None:
-        return [ended]
-    number = state.incident.number
-    return [r.IncidentClosed(time=now, incident=number, first_new_step=None, passed_time=None), ended]
 
 
 def _attempt_over(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
@@ -310,151 +303,3 @@ def _verdict(state: JobState, picture: Picture, config: Config, now: float) -> l
         return []
     action, because = restart.after_failure(state, incident, config.restart)
     return [r.Decided(time=now, incident=incident.number, action=action, because=because)]
-
-
-def at_rest(state: JobState, picture: Picture) -> bool:
-    """Whether no rank runs any more: all are gone, or never leave the kernel again. What they have saved is final."""
-    attempt = state.active
-    return attempt is None or (attempt.ending is not None and picture.stuck(attempt.number).issuperset(attempt.alive()))
-
-
-def _unkillable(state: JobState) -> str:
-    return "; ".join(f"{node.node}: {node.because}" for node in state.nodes.values() if node.state == "unusable")
-
-
-def _close(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
-    """No attempt will follow: bring the newest common step to disk, then end the job."""
-    if not state.closing or not at_rest(state, picture):
-        return []
-    if state.flushed is None:
-        step = flush_step(state, picture)
-        reports = [picture.report(node) for node in state.active_nodes()]
-        problems = tuple(line for report in reports if report is not None for line in report.problems)
-        if step is None:
-            return (
-                [r.Flushed(time=now, step=None)]
-                if _all_read(state, picture) or _out_of_time(state, config, now)
-                else []
-            )
-        if all(report is not None and report.flushed_step == step for report in reports):
-            return [r.Flushed(time=now, step=step, problems=problems)]
-        if problems and all(
-            report is not None and (report.problems or report.flushed_step == step) for report in reports
-        ):
-            return [r.Flushed(time=now, step=None, problems=problems)]
-        if _out_of_time(state, config, now):
-            return [r.Flushed(time=now, step=None, problems=(*problems, "the flush to disk did not end in time"))]
-        return []
-    kept = (
-        "" if state.flushed.step is None else f"; step {state.flushed.step} is on disk, the same command resumes there"
-    )
-    if state.stop is not None:
-        left = _unkillable(state)
-        return _stopped(state, state.stop.because + kept + (f"; {left}" if left else ""), now)
-    incident = state.incident
-    assert incident is not None and incident.decided is not None
-    closed = r.IncidentClosed(time=now, incident=incident.number, first_new_step=None, passed_time=None)
-    ended = r.JobEnded(time=now, state="failed", exit_code=1, message=incident.decided.because + kept)
-    return [closed, ended]
-
-
-def flush_step(state: JobState, picture: Picture) -> int | None:
-    """The newest common step, if a rank has it in memory only."""
-    chosen = _resume(state, picture)
-    return chosen.step if chosen is not None and "memory" in chosen.tiers.values() else None
-
-
-def _out_of_time(state: JobState, config: Config, now: float) -> bool:
-    # the last seconds of the grace belong to the processes' own ends
-    incident = state.incident
-    since = state.stop or (incident.decided if incident is not None else None)
-    return since is not None and now - state.since(since.time) > config.grace_s - 2.0
-
-
-def _resume(state: JobState, picture: Picture, at_most: int | None = None) -> resume.Resume | None:
-    last = state.attempt.number if state.attempt is not None else 0
-    # a list that was read while ranks ran may name copies that are gone
-    copies = {
-        node: seen.report.copies for node, seen in picture.nodes.items() if seen.report.copies_after_attempt >= last
-    }
-    return resume.choose(copies, state.placement(), state.lineage, state.first_attempt, at_most)
-
-
-def _all_read(state: JobState, picture: Picture) -> bool:
-    """Whether every node has looked at its checkpoints after the last rank of the last attempt was gone."""
-    last = state.attempt.number if state.attempt is not None else 0
-    reports = [picture.report(node) for node in state.active_nodes()]
-    return all(report is not None and report.copies_after_attempt >= last for report in reports)
-
-
-def _start(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
-    """Everything is prepared and nothing of the old attempt is left: go."""
-    if state.closing or state.active is not None or not state.roster:
-        return []
-    if missing := _not_ready(state, picture):
-        return _give_up_waiting(state, picture, config, now, missing)
-    if not _all_read(state, picture):
-        return []
-    assert state.run is not None
-    nodes = state.active_nodes()
-    first = picture.attempt(nodes[0], state.next_attempt)
-    report = picture.report(nodes[0])
-    assert first is not None and first.store_port is not None and report is not None
-    # what was there when a restart was asked for may have been overwritten since: never from nothing because of that
-    chosen = _resume(state, picture, planned.latest_step(state)) or _resume(state, picture)
-    asked = planned.pending(state)
-    started = r.AttemptStarted(
-        time=now,
-        attempt=state.next_attempt,
-        restart_count=len(state.attempts),
-        placement=state.placement(),
-        keepers={node: picture.report(node).keeper for node in nodes},  # type: ignore[union-attr,misc]
-        master_addr=report.address,
-        master_port=first.store_port,
-        resume=chosen.step if chosen else None,
-        tiers=chosen.tiers if chosen else {},
-        reached=state.best_step,
-        restart=asked.asked.restart if asked is not None else None,
-    )
-    return [started]
-
-
-def _not_ready(state: JobState, picture: Picture) -> str:
-    """Which node keeps the start waiting, and why; empty when all have prepared."""
-    nodes = state.active_nodes()
-    for node in nodes:
-        report = picture.report(node)
-        if report is None or not picture.connected(node):
-            return f"{node}: no word from its agent"
-        if report.keeper is None:
-            return f"{node}: its agent cannot reach the keeper"
-        if report.env != planned.env(state):
-            return f"{node}: ranks do not get the new environment yet"
-        attempt = picture.attempt(node, state.next_attempt)
-        if attempt is None or attempt.phase != "prepared" or (node == nodes[0] and attempt.store_port is None):
-            return f"{node}: ranks are not prepared{f' ({attempt.error})' if attempt and attempt.error else ''}"
-        if any(rank.state != "waiting" for rank in attempt.ranks):
-            return f"{node}: a prepared rank has ended"
-    return ""
-
-
-def _give_up_waiting(state: JobState, picture: Picture, config: Config, now: float, missing: str) -> list[AnyRecord]:
-    assert state.run is not None
-    node = missing.partition(":")[0]
-    report = picture.report(node)
-    if report is not None and picture.connected(node) and report.starter.state == "starting":
-        return []  # imports may take as long as they need
-    newest = state.attempt
-    since = max(
-        newest.ended.time if newest is not None and newest.ended is not None else state.run.time,
-        picture.nodes[node].since if node in picture.nodes else state.term_time,
-    )
-    limit_s = config.restart.node_return_s
-    attempt = picture.attempt(node, state.next_attempt)
-    if report is not None and report.keeper is not None and picture.connected(node) and not (attempt and attempt.error):
-        # it is there and at work; how long its imports took was not held against it either
-        limit_s = max(limit_s, config.hang.start_limit_s)
-    if now - since <= limit_s:
-        return []
-    message = f"{missing} for {now - since:.0f} s; see logs/agent-{node}.log and logs/keeper-{node}.log"
-    return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evertrain.decide import planned
-from evertrain.decide.conduct import at_rest, flush_step
+from evertrain.decide.closing import at_rest, flush_step
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import Config

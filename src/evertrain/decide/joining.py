@@ -80,10 +80,8 @@ def _rank_is_taken(state: JobState, seats: Seats, picture: Picture, wish: Wish, 
     held = {seen.node_rank: seen.node for seen in state.joined.values() if _is_here(state, picture, seen.node, now)}
     if state.run.node_rank is not None:
         held[state.run.node_rank] = state.run.nodes[0]
-    # a call that takes the place of an earlier one on the same host is not in its own way
-    if (holder := held.get(wish.node_rank)) is None or holder == node_name(wish.host):
-        return ""
-    return f"--node-rank {wish.node_rank} is taken by {holder}"
+    holder = held.get(wish.node_rank)
+    return "" if holder is None else f"--node-rank {wish.node_rank} is taken by {holder}"
 
 
 def _free_name(state: JobState, picture: Picture, host: str, now: float) -> str | None:

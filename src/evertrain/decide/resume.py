@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from evertrain.decide.picture import Picture
+from evertrain.decide.state import JobState
 from evertrain.model.report import Copy
 
 Tier = Literal["memory", "disk"]
@@ -67,3 +69,20 @@ def is_valid(copy: Copy, lineage: tuple[tuple[int, int], ...], first_attempt: in
     return copy.attempt >= first_attempt and all(
         copy.step <= resumed for attempt, resumed in lineage if attempt > copy.attempt
     )
+
+
+def newest_common(state: JobState, picture: Picture, at_most: int | None = None) -> Resume | None:
+    """The newest step that all ranks hold by the newest lists of their nodes."""
+    last = state.attempt.number if state.attempt is not None else 0
+    # a list that was read while ranks ran may name copies that are gone
+    copies = {
+        node: seen.report.copies for node, seen in picture.nodes.items() if seen.report.copies_after_attempt >= last
+    }
+    return choose(copies, state.placement(), state.lineage, state.first_attempt, at_most)
+
+
+def all_read(state: JobState, picture: Picture) -> bool:
+    """Whether every node has looked at its checkpoints after the last rank of the last attempt was gone."""
+    last = state.attempt.number if state.attempt is not None else 0
+    reports = [picture.report(node) for node in state.active_nodes()]
+    return all(report is not None and report.copies_after_attempt >= last for report in reports)

@@ -14,8 +14,8 @@ import msgspec
 
 from evertrain.model.activity import RankActivity
 
-OTHER_RUN = 4409
-"""Close code of the WebSocket: the run that an agent belongs to is over, another one of the same job is served."""
+DISMISSED = 4409
+"""Close code of the WebSocket: the run that an agent belongs to is over, or goes on without its node."""
 
 
 class Identity(msgspec.Struct, frozen=True):

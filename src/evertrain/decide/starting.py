@@ -1,0 +1,85 @@
+"""When may the next attempt start? When all nodes have prepared it and nothing of the old one is left."""
+
+from __future__ import annotations
+
+from evertrain.decide import planned, resume
+from evertrain.decide.picture import Picture
+from evertrain.decide.state import JobState
+from evertrain.model import records as r
+from evertrain.model.config import Config
+from evertrain.model.records import AnyRecord
+
+
+def start(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """Everything is prepared and nothing of the old attempt is left: go."""
+    if state.closing or state.active is not None or not state.roster:
+        return []
+    if missing := _not_ready(state, picture):
+        return _give_up_waiting(state, picture, config, now, missing)
+    if not resume.all_read(state, picture):
+        return []
+    assert state.run is not None
+    nodes = state.active_nodes()
+    first = picture.attempt(nodes[0], state.next_attempt)
+    report = picture.report(nodes[0])
+    assert first is not None and first.store_port is not None and report is not None
+    # what was there when a restart was asked for may have been overwritten since: never from nothing because of that
+    chosen = resume.newest_common(state, picture, planned.latest_step(state)) or resume.newest_common(state, picture)
+    asked = planned.pending(state)
+    started = r.AttemptStarted(
+        time=now,
+        attempt=state.next_attempt,
+        restart_count=len(state.attempts),
+        placement=state.placement(),
+        keepers={node: picture.report(node).keeper for node in nodes},  # type: ignore[union-attr,misc]
+        master_addr=report.address,
+        master_port=first.store_port,
+        resume=chosen.step if chosen else None,
+        tiers=chosen.tiers if chosen else {},
+        reached=state.best_step,
+        restart=asked.asked.restart if asked is not None else None,
+    )
+    return [started]
+
+
+def _not_ready(state: JobState, picture: Picture) -> str:
+    """Which node keeps the start waiting, and why; empty when all have prepared."""
+    nodes = state.active_nodes()
+    for node in nodes:
+        report = picture.report(node)
+        if report is None or not picture.connected(node):
+            return f"{node}: no word from its agent"
+        if report.keeper is None:
+            return f"{node}: its agent cannot reach the keeper"
+        if report.env != planned.env(state):
+            return f"{node}: ranks do not get the new environment yet"
+        attempt = picture.attempt(node, state.next_attempt)
+        if attempt is None or attempt.phase != "prepared" or (node == nodes[0] and attempt.store_port is None):
+            return f"{node}: ranks are not prepared{f' ({attempt.error})' if attempt and attempt.error else ''}"
+        if any(rank.state != "waiting" for rank in attempt.ranks):
+            return f"{node}: a prepared rank has ended"
+    return ""
+
+
+def _give_up_waiting(state: JobState, picture: Picture, config: Config, now: float, missing: str) -> list[AnyRecord]:
+    assert state.run is not None
+    node = missing.partition(":")[0]
+    report = picture.report(node)
+    if report is not None and picture.connected(node) and report.starter.state == "starting":
+        return []  # imports may take as long as they need
+    newest = state.attempt
+    since = max(
+        newest.ended.time if newest is not None and newest.ended is not None else state.run.time,
+        picture.nodes[node].since if node in picture.nodes else state.term_time,
+        # on several machines nothing could be prepared before all were there
+        state.nodes[node].time if node in state.nodes else 0.0,
+    )
+    limit_s = config.restart.node_return_s
+    attempt = picture.attempt(node, state.next_attempt)
+    if report is not None and report.keeper is not None and picture.connected(node) and not (attempt and attempt.error):
+        # it is there and at work; how long its imports took was not held against it either
+        limit_s = max(limit_s, config.hang.start_limit_s)
+    if now - since <= limit_s:
+        return []
+    message = f"{missing} for {now - since:.0f} s; see logs/agent-{node}.log and logs/keeper-{node}.log"
+    return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]

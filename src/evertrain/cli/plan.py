@@ -87,7 +87,7 @@ def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
     nproc = sizes.ranks_per_node(args.nproc_per_node, python, environ, here)
     devices = machines.split_devices(here, sizes.count_gpus(environ), environ)
     world_size = nodes.active * nproc
-    master_addr, master_port, listen_port = (None, None, several.port) if several is not None else _addresses(args)
+    master_addr, master_port, listen_port = _addresses(args, several)
     return Plan(
         job=identity.checked(args.rdzv_id) if args.rdzv_id is not None else identity.default(command),
         named=args.rdzv_id is not None,
@@ -166,17 +166,20 @@ def _command(args: Namespace) -> Command:
     return Command(kind="script", target=target, args=arguments)
 
 
-def _addresses(args: Namespace) -> tuple[str | None, int | None, int]:
+def _addresses(args: Namespace, several: Machines | None) -> tuple[str | None, int | None, int]:
     """MASTER_ADDR and MASTER_PORT where the user fixed them, and the controller's port."""
     if args.standalone:
         return None, None, 0
+    fixed = machines.port_number("--master-port", args.master_port) if args.master_port is not None else None
+    if several is not None:
+        # without an endpoint master address and port are where the job is served
+        return None, fixed if args.rdzv_endpoint else None, several.port
     host, port = machines.endpoint(args.rdzv_endpoint) if args.rdzv_endpoint else (None, 0)
     if args.rdzv_backend != "static":
         return None, None, port
     master_addr = args.master_addr if was_given(args, "master_addr") else None
-    master_port = machines.port_number("--master-port", args.master_port) if args.master_port is not None else None
     # torchrun: with the static backend the endpoint is the master's address
-    return host or master_addr, port or master_port, 0
+    return host or master_addr, port or fixed, 0
 
 
 def _checked_signals(text: str) -> str:

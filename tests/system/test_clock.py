@@ -120,3 +120,16 @@ def test_a_wall_clock_that_is_set_changes_nothing(start_job: StartJob, clock: Wa
     times = [record.time for record in read_log(Path(described["database"]))]
     assert times == sorted(times)
     assert times[-1] - times[0] < lasted_s
+
+
+@pytest.mark.parametrize("run", [pytest.param(run, marks=pytest.mark.matrix) for run in range(20)])
+def test_a_job_is_left_alone_by_a_clock_that_jumps(start_job: StartJob, clock: WallClock, run: int) -> None:
+    job = start_job("train.py", args=["--steps", "10000", "--until", "enough"], environment=clock.environment)
+    for jump_s in (HOUR_S, -HOUR_S):
+        step = job.wait_for_step(4)["step"]
+        clock.set(jump_s)
+        job.wait_for_step(step + 30)
+    (job.folder / "enough").touch()
+    assert job.wait() == 0
+    assert job.incidents() == []
+    assert job.status()["attempt"] == 1

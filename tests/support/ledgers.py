@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def _of_command(job_dir: Path, began: float, ended: float) -> list[AnyRecord]:
         return []
     log = read_log(Path(database))
     starts = [index for index, record in enumerate(log) if isinstance(record, RunStarted)]
-    for start, end in zip(starts, [*starts[1:], len(log)], strict=True):
+    for start, end in pairwise([*starts, len(log)]):
         if began <= log[start].time <= ended:
             return log[:end]
     return []

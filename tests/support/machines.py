@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -103,31 +103,33 @@ def pair(folder: Path, *, shared: bool = True) -> Iterator[tuple[Machine, Machin
     hosts = folder / "hosts"
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in zip(addresses, names, strict=True))]
     hosts.write_text("\n".join(lines) + "\n")
-    made: list[Machine] = []
     spaces = [f"{mark}{letter}" for letter in "ab"]
-    try:
+    cables = [f"{space}c" for space in spaces]
+    with ExitStack() as undo:
         for space in spaces:
             _ip("netns", "add", space)
+            undo.callback(_ip, "netns", "del", space)
             _ip("-n", space, "link", "set", "lo", "up")
-        cables = [f"{space}c" for space in spaces]
         _ip("link", "add", cables[0], "netns", spaces[0], "type", "veth", "peer", "name", cables[1], "netns", spaces[1])
+        made: list[Machine] = []
         for name, address, space, cable in zip(names, addresses, spaces, cables, strict=True):
             _ip("-n", space, "addr", "add", f"{address}/24", "dev", cable)
             _ip("-n", space, "link", "set", cable, "up")
             home = folder if shared else folder / name
             home.mkdir(exist_ok=True)
-            made.append(Machine(name, address, space, cable, home, _hold(space, hosts, name)))
+            holder = _hold(space, hosts, name)
+            undo.callback(_end, holder)
+            made.append(Machine(name, address, space, cable, home, holder))
+            undo.callback(made[-1].crash)
+        for machine in made:
+            undo.callback(jobs.close, machine.folder, machine.started)
         yield made[0], made[1]
-    finally:
-        for machine in made:
-            jobs.close(machine.folder, machine.started)
-        for machine in made:
-            machine.crash()
-            machine.holder.kill()
-            with machine.holder:
-                pass  # waits, and closes the pipe
-        for space in spaces:
-            _ip("netns", "del", space)
+
+
+def _end(holder: subprocess.Popen[str]) -> None:
+    holder.kill()
+    with holder:
+        pass  # waits, and closes the pipe
 
 
 def _hold(space: str, hosts: Path, name: str) -> subprocess.Popen[str]:

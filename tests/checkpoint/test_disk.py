@@ -199,3 +199,20 @@ def test_a_disk_in_the_way_is_one_line_for_all_steps(memory: Path, there: Path) 
     kept, problems = disk.flush_all(memory, there)
     assert kept == () and len(problems) == len(set(problems)) > 0
     assert all(str(there) in problem for problem in problems)
+
+
+def test_steps_of_a_node_alone_do_not_push_out_what_all_nodes_have(memory: Path, there: Path) -> None:
+    assert disk.flush([slot(memory, 0, 46)], there) == ()
+    for newest in (142, 242):
+        for step in range(newest - 2, newest + 1):
+            slot(memory, 0, step)
+        (memory / "r0" / "1").unlink(missing_ok=True)
+        disk.flush_all(memory, there)
+        for held in memory.rglob("*"):
+            if held.is_file():
+                held.unlink()
+    assert 46 in steps(there) and len(steps(there)) <= 1 + disk.KEPT
+    # three steps of the common kind end it
+    for step in (300, 301, 302):
+        assert disk.flush([slot(memory, 0, step)], there) == ()
+    assert 46 not in steps(there)

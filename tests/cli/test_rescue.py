@@ -87,7 +87,7 @@ async def test_the_newest_common_step_of_a_killed_run_is_kept(runs: Path, tmp_pa
     said: list[str] = []
     assert [removed for removed, _ in clean.remove_dead_runs(said.append)] == [folder]
     assert on_disk(run_dir) == {(0, 6), (1, 6)}
-    assert said == ["step 6 of job job, whose processes were killed, is on disk now"]
+    assert said == ["step 6 of job job is on disk now; the processes of the job had been killed"]
 
 
 async def test_a_run_that_came_to_its_end_has_nothing_to_rescue(runs: Path, tmp_path: Path) -> None:
@@ -129,14 +129,14 @@ def test_all_that_a_node_without_the_log_held_is_kept(runs: Path, tmp_path: Path
     said: list[str] = []
     assert [removed for removed, _ in clean.remove_dead_runs(said.append)] == [folder]
     assert on_disk(run_dir, "gpu02") == {(2, 5), (3, 5), (2, 6), (3, 6), (2, 7)}
-    assert said == ["step 5, 6, 7 of job job, whose processes were killed, is on disk now"]
+    assert said == ["steps 5, 6, 7 of job job are on disk now; the processes of the job had been killed"]
 
 
 def test_steps_of_a_member_that_cannot_go_to_disk_are_all_named(runs: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "job"
     folder = killed_member(runs, run_dir)
     (run_dir / "checkpoints").write_text("in the way")
-    with pytest.raises(TroubleError, match=r"^step 5, 6, 7 of job job lies in .* only and cannot be brought to disk"):
+    with pytest.raises(TroubleError, match=r"^steps 5, 6, 7 of job job lie in .* only and cannot be brought to disk"):
         clean.remove_dead_runs(print, run_dir)
     assert folder.exists()
 
@@ -158,7 +158,7 @@ async def test_the_first_node_of_two_keeps_all_its_steps(runs: Path, tmp_path: P
     said: list[str] = []
     assert [removed for removed, _ in clean.remove_dead_runs(said.append)] == [folder]
     assert on_disk(run_dir, "gpu01") == {(0, 5), (0, 6), (0, 7)}
-    assert said == ["step 5, 6, 7 of job job, whose processes were killed, is on disk now"]
+    assert said == ["steps 5, 6, 7 of job job are on disk now; the processes of the job had been killed"]
 
 
 async def test_the_first_node_of_a_job_that_came_to_its_end_has_nothing_to_rescue(runs: Path, tmp_path: Path) -> None:

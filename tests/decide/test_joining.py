@@ -122,6 +122,7 @@ def test_a_name_becomes_a_folder_and_is_fit_for_that(host: str, name: str) -> No
     [
         ({"job": "other"}, "job job is served here, not other"),
         ({"version": "0.9"}, "evertrain 1.0 serves job job; this node has 0.9"),
+        ({"seats": Seats(3, 3)}, "job job has 2 nodes, this node was told 3 nodes (--nnodes, --standby)"),
         ({"nproc_per_node": 4}, "job job has 2 ranks on each node, this one would have 4 (--nproc-per-node)"),
         ({"node_rank": 2}, "--node-rank 2: nodes are numbered 0 to 1"),
         ({"node_rank": -1}, "--node-rank -1: nodes are numbered 0 to 1"),
@@ -315,9 +316,7 @@ def test_it_gives_up_with_a_line_that_names_who_is_there() -> None:
     (ended,) = door.settle()
     assert isinstance(ended, r.JobEnded)
     assert (ended.state, ended.exit_code) == ("failed", 1)
-    assert ended.message == (
-        "2 of 3 nodes are here (first, second); run the same command on the others after 700 s (machines.join_s)"
-    )
+    assert ended.message == ("2 of 3 nodes have come (first, second) within 700 s (machines.join_s)")
 
 
 def test_what_is_waited_for_is_said_until_the_nodes_are_settled() -> None:
@@ -457,7 +456,7 @@ def test_a_stop_while_nodes_are_waited_for_ends_the_job() -> None:
 def test_a_job_that_waits_in_vain_ends() -> None:
     world = World(seats=Seats(2, 2))
     world.turns(15, seconds=60.0)
-    assert world.state.ended is not None and "1 of 2 nodes are here (node-0)" in world.state.ended.message
+    assert world.state.ended is not None and "1 of 2 nodes have come (node-0)" in world.state.ended.message
 
 
 def test_a_controller_that_takes_over_goes_on_waiting() -> None:

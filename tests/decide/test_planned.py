@@ -408,3 +408,31 @@ def test_copies_that_are_gone_leave_nothing_to_repeat() -> None:
         node.memory = [one for one in node.memory if one.step == 5]
     world.turns()
     assert seen(world)["verified"]["problem"] == "there was no step to repeat: the copies before it are gone"
+
+
+def test_progress_before_a_restart_that_was_asked_for_is_progress() -> None:
+    world = training()
+    for number in range(3):
+        ask(world, f"r{number}")
+        world.fail(2)  # before it has done a step
+        world.turns()
+        world.train(3)
+        world.turns()
+    assert world.state.ended is None and not world.state.closing
+
+
+def test_steps_that_another_attempt_did_cannot_be_verified_yet() -> None:
+    world = training()
+    ask(world)
+    world.turns()
+    found = refused(world, verify=1)
+    assert found is not None and "has done 0 new steps yet" in found.line and not found.wrong_usage
+    world.train(2)
+    world.turn()
+    assert refused(world, verify=1) is None
+
+
+def test_a_restart_waits_until_every_node_is_heard() -> None:
+    world = training()
+    world.nodes["node-1"].connected = False
+    assert refused(world) == Refusal("nothing is heard from node-1", soon=True)

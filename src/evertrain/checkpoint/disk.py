@@ -1,6 +1,7 @@
 """How does a step get from a node's memory to its disk, and which ones are there?
 
     <disk_dir>/step-000000000040/r0, r1, …     written by `flush`, whole or absent
+    <disk_dir>/step-000000000041/alone          ... by a node that could not know whether other nodes keep this step
     <disk_dir>/slots/r0/0, 1, 2                 slots of ranks for which memory was too small
 
 A flushed file is the slot with a checksum over the data added to its header.
@@ -20,6 +21,8 @@ from evertrain.checkpoint.slots import SlotInfo
 from evertrain.worker import slots as layout
 
 KEPT = 3
+"""So many of the steps that all nodes keep, and as many of the others: these must not push those out."""
+_ALONE = "alone"
 _STEP = re.compile(r"step-\d{12}")
 _CHUNK = 4 << 20
 
@@ -28,7 +31,9 @@ class _Unusable(Exception):
     pass
 
 
-def flush(paths: Iterable[str | os.PathLike[str]], disk_dir: str | os.PathLike[str]) -> tuple[str, ...]:
+def flush(
+    paths: Iterable[str | os.PathLike[str]], disk_dir: str | os.PathLike[str], *, alone: bool = False
+) -> tuple[str, ...]:
     """Write the slots of one step to disk, all or none, and keep the last three steps; returns what went wrong.
 
     Nothing that was there is touched before the new step is safe, so a full disk costs this step only. Flushing a
@@ -56,6 +61,8 @@ def flush(paths: Iterable[str | os.PathLike[str]], disk_dir: str | os.PathLike[s
         for path, header in zip(sources, headers, strict=True):
             assert header is not None
             _copy(path, header, os.path.join(partial, f"r{header.rank}"))
+        if alone:
+            os.close(_private(os.path.join(partial, _ALONE), os.O_WRONLY | os.O_CREAT))
         _sync(partial)
         if os.path.isdir(target):
             os.rename(target, f"{target}.old")
@@ -94,7 +101,7 @@ def flush_all(
         known = there.get(step, {})
         if known.keys() - ranks.keys() or all(known.get(rank) == slot.attempt for rank, slot in ranks.items()):
             continue
-        if found := flush([slot.path for slot in ranks.values()], folder):
+        if found := flush([slot.path for slot in ranks.values()], folder, alone=True):
             failed.add(step)
             problems += found
     kept = {copy.step for copy in list(folder)} & held.keys() - failed
@@ -107,10 +114,9 @@ def discard_before(attempt: int, disk_dir: str | os.PathLike[str]) -> None:
     for copy in list(folder):
         if copy.attempt < attempt:
             os.unlink(copy.path)
-            try:
-                os.rmdir(os.path.dirname(copy.path))
-            except OSError:
-                pass  # other ranks' copies are still in there
+    for step in _steps(folder):
+        if not set(_names(folder, step)) - {_ALONE}:
+            shutil.rmtree(os.path.join(folder, step), ignore_errors=True)
 
 
 def list(disk_dir: str | os.PathLike[str]) -> tuple[SlotInfo, ...]:
@@ -156,13 +162,15 @@ def _copy(source: str, header: layout.SlotHeader, target: str) -> None:
 
 
 def _tidy(folder: str) -> None:
-    """Remove all but the last three steps, and what a flush that was killed has left.
+    """Remove all but the last three steps of either kind, and what a flush that was killed has left.
 
     A later attempt may have gone back behind what an earlier one had reached: its steps are the last ones then.
     """
     unfinished = tuple(name for name in _names(folder) if name.endswith((".partial", ".old")))
     made = sorted(_steps(folder), key=lambda step: (_attempt(folder, step), step))
-    for name in (*made[:-KEPT], *unfinished):
+    alone = [name for name in made if _ALONE in _names(folder, name)]
+    common = [name for name in made if name not in alone]
+    for name in (*common[:-KEPT], *alone[:-KEPT], *unfinished):
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 

@@ -65,7 +65,7 @@ def _is_empty_of_steps(folder: Path, say: Callable[[str], None], here: Path | No
     if rescued is None:
         return True
     if not rescued.problems:
-        say(f"{_steps(rescued)} of job {rescued.job}, whose processes were killed, is on disk now")
+        say(f"{_steps(rescued, 'is', 'are')} on disk now; the processes of the job had been killed")
         return True
     if rescued.run_dir != here:
         say(_lost(rescued, folder))
@@ -77,11 +77,14 @@ def _is_empty_of_steps(folder: Path, say: Callable[[str], None], here: Path | No
 
 def _lost(rescued: Rescue, folder: Path) -> str:
     why = "; ".join(dict.fromkeys(rescued.problems))
-    return f"{_steps(rescued)} of job {rescued.job} lies in {folder} only and cannot be brought to disk ({why})"
+    return f"{_steps(rescued, 'lies', 'lie')} in {folder} only and cannot be brought to disk ({why})"
 
 
-def _steps(rescued: Rescue) -> str:
-    return f"step {', '.join(map(str, rescued.steps))}"
+def _steps(rescued: Rescue, one: str, many: str) -> str:
+    listed = ", ".join(map(str, rescued.steps))
+    if len(rescued.steps) == 1:
+        return f"step {listed} of job {rescued.job} {one}"
+    return f"steps {listed} of job {rescued.job} {many}" if listed else f"the newest step of job {rescued.job} {one}"
 
 
 def is_owned(folder: Path) -> bool:

@@ -23,7 +23,7 @@ class Refused(Unreachable):
         except ValueError:
             body = {}
         self.body: dict[str, Any] = body if isinstance(body, dict) else {}
-        self.reason = str(self.body.get("error") or content[:200].decode(errors="replace"))
+        self.reason = str(self.body.get("error") or f"the answer ({status}) is not one of evertrain's")
         super().__init__(f"{asked}: {status} {self.reason}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -29,8 +30,13 @@ def listen(port: int) -> socket.socket:
         return socket.create_server((LOOPBACK, port), backlog=512)
     except OSError as error:
         raise TroubleError(
-            f"port {port} is taken ({error.strerror}); --rdzv-endpoint names another, --standalone takes a free one"
+            f"port {port} is taken ({_why(error)}); --rdzv-endpoint names another, --standalone takes a free one"
         ) from error
+
+
+def _why(error: OSError) -> str:
+    # create_server adds the address to it, in Python's words
+    return os.strerror(error.errno or 0)
 
 
 def check_master_port(port: int | None) -> None:
@@ -41,20 +47,27 @@ def check_master_port(port: int | None) -> None:
         socket.create_server(("", port)).close()
     except OSError as error:
         raise TroubleError(
-            f"port {port} is taken ({error.strerror}); --master-port names another, without it a free one is used"
+            f"port {port} is taken ({_why(error)}); --master-port names another, without it a free one is used"
         ) from error
 
 
 def token(plan: Plan, environ: Mapping[str, str]) -> str | None:
     """The secret that the user has given, if any."""
     if plan.token_file is None:
-        return environ.get("EVERTRAIN_TOKEN") or None
-    try:
-        secret = plan.token_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--token-file {plan.token_file}: {getattr(error, 'strerror', None) or error}") from error
-    if not secret:
-        raise UsageError(f"--token-file {plan.token_file} is empty")
+        where, secret = "EVERTRAIN_TOKEN", environ.get("EVERTRAIN_TOKEN", "").strip()
+        if not secret:
+            return None
+    else:
+        where = f"--token-file {plan.token_file}"
+        try:
+            secret = plan.token_file.read_text(errors="replace").strip()
+        except OSError as error:
+            raise UsageError(f"{where}: {error.strerror}") from error
+        if not secret:
+            raise UsageError(f"{where} is empty")
+    # it travels in a header
+    if not secret.isascii() or not secret.isprintable():
+        raise UsageError(f"{where}: a token is one line of printable ASCII characters")
     return secret
 
 

@@ -5,6 +5,7 @@ A controller that is just being started again is waited for; a job of which noth
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -96,6 +97,10 @@ def _from_log(job: KnownJob) -> Look:
 
 def read(job: KnownJob, reader: Callable[[Path], Read]) -> Read:
     """What `reader` makes of the job's event log; one clear line where it cannot be read."""
+    if job.served_by:
+        raise TroubleError(
+            f"job {job.job} is served by {job.served_by}, which does not answer; its log is there{_last_word(job)}"
+        )
     if not job.database.exists():
         raise TroubleError(f"job {job.job} has written nothing down yet ({job.database} is not there)")
     try:
@@ -103,6 +108,15 @@ def read(job: KnownJob, reader: Callable[[Path], Read]) -> Read:
     except Exception as error:  # whatever the database's libraries raise for a broken file
         first_line = str(error).partition("\n")[0]
         raise TroubleError(f"the event log {job.database} cannot be read: {first_line}") from error
+
+
+def _last_word(job: KnownJob) -> str:
+    """How the job ended, as far as this node was told."""
+    try:
+        result = json.loads((job.run_dir / "result.json").read_bytes())
+        return f". It has ended here: {result['state']}, {result['message']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def result_from_log(database: Path) -> Json | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
 from argparse import Namespace
@@ -24,7 +25,7 @@ ELASTIC_PORT, STATIC_PORT = 29400, 29500
 """torchrun's, for a rendezvous backend and for a plain master address."""
 SLURM_PORTS = (20000, 10000)
 """First and number: jobs that share a node must not share a port."""
-ASK_S, SERVES_S = 5.0, 30.0
+ASK_S, SERVES_S = 5.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,9 @@ def _bound(machines: Machines) -> socket.socket:
             return socket.create_server(("", machines.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
         return socket.create_server(("", machines.port), backlog=4096)
     except OSError as error:
+        why = os.strerror(error.errno or 0)
         raise TroubleError(
-            f"port {machines.port} is taken ({error.strerror}); --rdzv-endpoint names another, on every node"
+            f"port {machines.port} is taken ({why}); --rdzv-endpoint names another, on every node"
         ) from error
 
 

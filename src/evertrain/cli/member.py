@@ -69,13 +69,22 @@ def _take_part(plan: Plan, here: Places, held: int, seat: Seat, ready: Callable[
         raise serve.cannot_write(here, error) from error
     address = plan.local_addr or seat.address
     supervisor = serve.assemble(plan, here, [], plan.machines.url, seat.token, serve.owner_pipe(plan), address)
-    serve.say(f"job {here.job}: this node is {here.member}, with {plan.nproc} ranks; served by {plan.machines.url}")
+    serve.say(f"job {here.job}: this node is {here.member}, with {_ranks(plan.nproc)}; served by {plan.machines.url}")
     for line in plan.notes:
         serve.say(line)
     return serve.supervise(supervisor, ready, lambda result: _show(here, result))
 
 
+def _ranks(number: int) -> str:
+    return f"{number} rank{'' if number == 1 else 's'}"
+
+
 def _show(here: Places, result: Json) -> int:
+    if not _is_shared(here):
+        try:
+            places.write_json(here.run_dir / "result.json", result)
+        except OSError:
+            pass  # the exit code says it too
     if result["exit_code"]:
         why = f": {result['message']}" if result["message"] else ""
         serve.say(f"job {here.job} {result['state']}{why}")
@@ -89,6 +98,7 @@ def _prepare(plan: Plan, here: Places, seat: Seat) -> None:
     for old in here.processes.glob("*.json"):
         old.unlink(missing_ok=True)
     if not _is_shared(here):
+        (here.run_dir / "result.json").unlink(missing_ok=True)
         serve.set_aside_old_logs(here.log_root, here.run_id, seat.next_attempt)
         places.write_private(here.token, seat.token.encode())
         places.write_job(here, plan, plan.machines.url)
@@ -117,6 +127,7 @@ def _join(plan: Plan, at: Machines) -> Seat:
         "instance": os.urandom(8).hex(),
         "nproc_per_node": plan.nproc,
         "version": version.own(),
+        "seats": {"least": at.seats.least, "most": at.seats.most, "standby": at.seats.standby},
         "job": plan.job if plan.named else None,
         "node_rank": at.node_rank,
     }

@@ -31,6 +31,8 @@ class KnownJob:
     processes: Path
     boot_id: str
     """Of the machine that wrote this: pids mean nothing on another one."""
+    served_by: str
+    """Another node's address, where that one has the log; else empty."""
     detached: bool
     grace_s: float
     started_time: float
@@ -102,6 +104,7 @@ def _described(run_dir: Path) -> KnownJob | None:
             run_folder=Path(record["run_folder"]),
             processes=Path(record["processes"]),
             boot_id=record["boot_id"],
+            served_by=record["url"] if record["member"] else "",
             detached=record["detached"],
             grace_s=record["grace_s"],
             started_time=record["started_time"],

@@ -41,7 +41,9 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str) -> web.Applica
     @web.middleware
     async def authorise(request: web.Request, handler: Any) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        if request.path != "/healthz" and not hmac.compare_digest(given.encode(), token.encode()):
+        if request.path != "/healthz" and not hmac.compare_digest(
+            given.encode(errors="surrogateescape"), token.encode()
+        ):
             # where it lies is no secret, and what a user needs next
             return web.json_response(
                 {"error": "wrong or missing token", "token_file": f"{spec.run_dir}/token"}, status=401

@@ -36,9 +36,11 @@ def close(state: JobState, picture: Picture, config: Config, now: float) -> list
         if _out_of_time(state, config, now):
             return [r.Flushed(time=now, step=None, problems=(*problems, "the flush to disk did not end in time"))]
         return []
-    kept = (
-        "" if state.flushed.step is None else f"; step {state.flushed.step} is on disk, the same command resumes there"
-    )
+    kept = ""
+    if state.flushed.step is not None:
+        kept = f"; step {state.flushed.step} is on disk, the same command resumes there"
+    elif state.flushed.problems:
+        kept = f"; the newest step is not on disk: {state.flushed.problems[-1]}"
     if state.stop is not None:
         left = unkillable(state)
         return stopped(state, state.stop.because + kept + (f"; {left}" if left else ""), now)

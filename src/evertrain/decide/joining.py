@@ -33,6 +33,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of this call of `run`: asking twice changes nothing."""
     nproc_per_node: int
     version: str
+    seats: Seats | None = None
+    """How many nodes it was told that there are."""
     job: str | None = None
     """The job it means, where the user named one."""
     node_rank: int | None = None
@@ -55,6 +57,10 @@ def admit(
         return Refusal(f"job {job} has all its nodes on one machine (there is no --nnodes)")
     if wish.version != version:
         return Refusal(f"evertrain {version} serves job {job}; this node has {wish.version}")
+    if wish.seats is not None and wish.seats != run.seats:
+        return Refusal(
+            f"job {job} has {_in_words(run.seats)}, this node was told {_in_words(wish.seats)} (--nnodes, --standby)"
+        )
     if wish.nproc_per_node != run.nproc_per_node:
         return Refusal(
             f"job {job} has {run.nproc_per_node} ranks on each node, this one would have {wish.nproc_per_node} "
@@ -69,6 +75,11 @@ def admit(
     if name is None:
         return Refusal(f"job {job} has its {len(seated)} nodes: {', '.join(seated[:8])}")
     return r.NodeJoined(time=now, node=name, instance=wish.instance, node_rank=wish.node_rank)
+
+
+def _in_words(seats: Seats) -> str:
+    nodes = str(seats.most) if seats.least == seats.most else f"{seats.least}:{seats.most}"
+    return f"{nodes} nodes" + (f" and {seats.standby} in standby" if seats.standby else "")
 
 
 def _rank_is_taken(state: JobState, seats: Seats, picture: Picture, wish: Wish, now: float) -> str:
@@ -118,7 +129,8 @@ def settle(state: JobState, picture: Picture, config: MachinesConfig, now: float
         return [r.NodesSettled(time=now, nodes=_in_order(state, here[: seats.all]), standby=standby)]
     if now - newest < config.join_s:
         return []
-    message = f"{missing(state, picture) or 'no node is here'} after {now - run.time:.0f} s (machines.join_s)"
+    named = f" ({', '.join(here)})" if here else ""
+    message = f"{len(here)} of {seats.all} nodes have come{named} within {now - run.time:.0f} s (machines.join_s)"
     return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]
 
 

@@ -93,10 +93,13 @@ def refusal(state: JobState, picture: Picture, asked: r.RestartRequested, step: 
         return Refusal("it is recovering; ask again when training is back")
     if attempt is None:
         return Refusal("its ranks have not been started yet")
+    if silent := [node for node in state.active_nodes() if not picture.connected(node)]:
+        return Refusal(f"nothing is heard from {', '.join(silent)}", soon=True)
     if asked.from_step is None and asked.verify is None:
         return None
-    if silent := [node for node in state.active_nodes() if picture.report(node) is None]:
-        return Refusal(f"nothing has been heard yet from {', '.join(silent)}", soon=True)
+    done = 0 if step is None else step - (attempt.started.resume or 0)
+    if asked.verify is not None and step is not None and done < asked.verify <= MOST_VERIFIED:
+        return Refusal(f"this attempt has done {done} new steps yet, and only those can be compared; ask again later")
     return _no_such_step(asked, available(state, picture), step)
 
 

@@ -63,10 +63,10 @@ def _signature(state: JobState, incident: Incident) -> str | None:
 def _without_progress(state: JobState) -> int:
     count = 0
     for attempt in reversed(state.attempts):
-        if attempt.ended is not None and attempt.ended.outcome == "restarted":
-            continue  # it was not given the time
         if attempt.ended is None or attempt.ended.progress:
             break
+        if attempt.ended.outcome == "restarted":
+            continue  # it was not given the time
         count += 1
     return count
 

@@ -10,6 +10,7 @@ ends everything and itself on `shutdown`, on SIGTERM, and when it has been alone
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import time
@@ -109,10 +110,17 @@ class Keeper:
         """The last keeper of a run whose `evertrain run` is gone takes the run's folder with it."""
         run = self._folder.parent
         try:
-            if self._owner_left_time is not None and not any(entry.is_dir() for entry in run.iterdir()):
+            if self._is_owner_gone() and not any(entry.is_dir() for entry in run.iterdir()):
                 shutil.rmtree(run, ignore_errors=True)
         except OSError:
             pass
+
+    def _is_owner_gone(self) -> bool:
+        """Also where it went while all was being shut down."""
+        owner = self._spec["owner_fd"]
+        if self._owner_left_time is not None or owner is None:
+            return self._owner_left_time is not None
+        return bool(select.select([owner], [], [], 0)[0])
 
     # -- the agent ---------------------------------------------------------------------------------------------------
 

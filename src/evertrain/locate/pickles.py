@@ -16,11 +16,12 @@ from typing import Any
 # a table for it, a tuple other than a pair occurs in no dump
 _FIXED = re.compile(
     rb"(?:q.|h.|K.|M..|[}\](N\x88\x89suea\x94\x86]|[rj]..[\x00-\x3f]\x00|J....|G........|\x8a\x08........|\x80[\x02-\x05]"
-    rb"|\x95........)+",
+    rb"|\x95........)++",
     re.DOTALL,
 )
 _MOST_PAIRS = 20_000
-"""Pairs in one dump (one for each operation). Hashing a deeper nest of them would overflow the stack."""
+"""A dump holds one for each of its operations, 2,000 by default. Hashing a deep enough nest of them would overflow the
+stack; this many do not."""
 _LONGEST_NUMBER = 16
 
 
@@ -46,7 +47,7 @@ class _Plain(pickle.Unpickler):
 
 
 def _check(data: bytes) -> None:
-    if data.count(b"\x86") > _MOST_PAIRS + len(data) // 64:
+    if data.count(b"\x86") > _MOST_PAIRS:
         raise ValueError("a pickle of pairs within pairs")
     at, end = 0, len(data)
     while at < end:

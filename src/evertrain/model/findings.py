@@ -53,8 +53,14 @@ class Finding(Struct, frozen=True, kw_only=True):
     host: str | None = None
     is_symptom: bool = False
     """It follows from something else: peers' NCCL and gloo errors, watchdog time-outs, SIGTERM of survivors."""
+    is_benign: bool = False
+    """It happens to healthy jobs too: told, never acted upon."""
     note: str = ""
     """One sentence for people."""
+    group: str = ""
+    """Rules that are switched on and off together."""
+    order: int = 0
+    """Position in what was read: among equals the first is the cause."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):

@@ -146,6 +146,6 @@ def test_json_twice_the_same() -> None:
 
 
 def test_json_missing_ranks() -> None:
-    text = '{"communicators": [{"ranks": [], "missing_ranks": [{"rank": 5, "host": "h", "status": {"considered_dead": true}}]}]}'
-    (found,) = ras.judge([text])
+    missing = {"rank": 5, "host": "h", "status": {"considered_dead": True}}
+    (found,) = ras.judge([json.dumps({"communicators": [{"ranks": [], "missing_ranks": [missing]}]})])
     assert found.rule == "ras-dead" and found.culprit == Culprit("rank", 5)

@@ -161,7 +161,9 @@ class _Job:
             return f"rank {rank}: waits in {first.name} #{first.sequence} of group {self._groups[first.group]}"
         if recording.operations:
             last = recording.operations[-1]
-            return f"rank {rank}: nothing pending; last {last.name} #{last.sequence} of group {self._groups[last.group]}"
+            return (
+                f"rank {rank}: nothing pending; last {last.name} #{last.sequence} of group {self._groups[last.group]}"
+            )
         return f"rank {rank}: {recording.count or 'no'} entries"
 
     def _has_reached(self, rank: int, where: Operation) -> bool:
@@ -261,7 +263,9 @@ def _by_pattern(
     for at, rank in positions.items():
         if at < len(offsets):
             return tuple(rank - offsets[at] + offset for offset in offsets)
-    span = [tuple(start + offset for offset in offsets) for start in {rank - offset for rank in users for offset in offsets}]
+    span = [
+        tuple(start + offset for offset in offsets) for start in {rank - offset for rank in users for offset in offsets}
+    ]
     covering = [members for members in span if users <= set(members)]
     return covering[0] if len(covering) == 1 else ()
 
@@ -298,7 +302,13 @@ def _signature(operations: list[Operation]) -> tuple[Any, ...]:
 
 
 def _finding(
-    rule: str, category: Category, action: Action, confidence: float, culprit: Culprit, evidence: Iterable[str], note: str
+    rule: str,
+    category: Category,
+    action: Action,
+    confidence: float,
+    culprit: Culprit,
+    evidence: Iterable[str],
+    note: str,
 ) -> Finding:
     return Finding(
         rule=rule,

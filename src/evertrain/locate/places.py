@@ -15,7 +15,8 @@ from evertrain.locate.stacks import Dump, Frame, Thread
 
 Kind = Literal[
     "collective", "transfer", "rendezvous", "device",
-    "loader", "pinning", "storage", "checkpoint", "lock", "compiling", "collecting", "exiting", "elsewhere", "unreadable",
+    "loader", "pinning", "storage", "checkpoint", "lock", "compiling", "collecting", "exiting",
+    "elsewhere", "unreadable",
 ]  # fmt: skip
 
 # `loader` waits for worker processes; `pinning` for a thread of its own process that hands their batches on
@@ -62,24 +63,41 @@ _DEVICE = re.compile(
 )
 _DEVICE_FILE = re.compile(r"torch/cuda|libcuda|libcudart|torch/_tensor|torch/utils/_device|libhip|libtorch|^$")
 _COMPILING = re.compile(r"torch/_(inductor|dynamo)/(?!eval_frame)|triton/|nvcc|ninja|cpp_extension|torch/utils/_triton")
-_CHECKPOINT = re.compile(r"torch/serialization|distributed/checkpoint|checkpointing\.py|checkpoint_engine|save_checkpoint")
-_LOADER_FILE = re.compile(r"torch/utils/data/|(^|/)(dataloader|data_loader)\.py|webdataset|datasets/|streaming/base|tensorflow/.*data")
-_LOADER = re.compile(r"^(_?next_data|_try_get_data|_get_data|__next__|next_batch|_next_batch|_exec_load_micro_batch|get_batch)$")
+_CHECKPOINT = re.compile(
+    r"torch/serialization|distributed/checkpoint|checkpointing\.py|checkpoint_engine|save_checkpoint"
+)
+_LOADER_FILE = re.compile(
+    r"torch/utils/data/|(^|/)(dataloader|data_loader)\.py|webdataset|datasets/|streaming/base|tensorflow/.*data"
+)
+_LOADER = re.compile(
+    r"^(_?next_data|_try_get_data|_get_data|__next__|next_batch|_next_batch|_exec_load_micro_batch|get_batch)$"
+)
 _STORAGE = re.compile(
     r"^(nfs\w*|rpc_wait\w*|ll_\w+|cl_\w+|osc_\w+|mdc_\w+|ptlrpc\w*|gpfs\w*|ceph_\w+|fuse_\w+|xfs_\w+|ext4_\w+|jbd2\w*"
     r"|wait_on_page\w*|folio_wait\w*|io_schedule\w*|beegfs\w*|cxiWaitEventWait|lustre\w*)$"
     r"|^(write|read|pread|pwrite|fsync|fdatasync|openat?|open|stat|flush|flock|readinto|_write|rename|close|listdir|exists)(64)?$"
 )
 _FILE_ACCESS = re.compile(
-    r"logging/(__init__|handlers)\.py (emit|flush|_open)|_bootstrap_external> \w*(get_data|stat|listdir)|fsspec/|s3fs/|gcsfs/"
-    r"|botocore/|boto3/|smart_open|npyio|memmap|(shutil|genericpath|posixpath|pathlib)(/\w+)?\.py|summary/writer"
+    r"logging/(__init__|handlers)\.py (emit|flush|_open)|_bootstrap_external> \w*(get_data|stat|listdir)"
+    r"|fsspec/|s3fs/|gcsfs/|botocore/|boto3/|smart_open|npyio|memmap|(shutil|genericpath|posixpath|pathlib)(/\w+)?\.py|summary/writer"
 )
 _PYTHON_QUEUE = re.compile(r"(^|/)queue\.py$")
-_LOCK = re.compile(r"^(acquire|wait|_wait_for_tstate_lock|join|lock|__enter__|futex\w*|pthread_\w*lock\w*|take_gil|sem_wait\w*|do_futex_wait\w*|get|put|select|poll|ep_poll)$")
-_WAITING_FILE = re.compile(r"(^|/)(threading|queue|queues|synchronize|connection|selectors|subprocess|popen_fork|socket|ssl|concurrent/futures/\w+)\.py$|libpthread|libc|futex|kernel|^$")
+_LOCK = re.compile(
+    r"^(acquire|wait|_wait_for_tstate_lock|join|lock|__enter__|futex\w*|pthread_\w*lock\w*|take_gil|sem_wait\w*|do_futex_wait\w*|get|put|select|poll|ep_poll)$"
+)
+_NATIVE_LOCK = re.compile(
+    r"futex|sem_\w*wait|pthread_\w*(lock|wait|join)|lll_lock|take_gil|PyThread_acquire|^poll$|epoll_wait"
+)
+_WAITING_FILE = re.compile(
+    r"(^|/)(threading|queue|queues|synchronize|connection|selectors|subprocess|popen_fork|socket|ssl|concurrent/futures/\w+)\.py$|libpthread|libc|futex|kernel|^$"
+)
 _GARBAGE = re.compile(r"^(gc_collect\w*|collect)$|Garbage-collecting")
-_EXITING = re.compile(r"^(destroy_process_group|_exit_function|Py_Finalize\w*|atexit\w*|_shutdown|shutdown|ncclCommDestroy|ncclCommFinalize)$")
-_PLUMBING = re.compile(r"^(torch|threading|queue|multiprocessing|selectors|socket|ssl|importlib|<frozen|concurrent)\b|/lib(64)?/|site-packages/torch/|\.so")
+_EXITING = re.compile(
+    r"^(destroy_process_group|_exit_function|Py_Finalize\w*|atexit\w*|_shutdown|shutdown|ncclCommDestroy|ncclCommFinalize)$"
+)
+_PLUMBING = re.compile(
+    r"^(torch|threading|queue|multiprocessing|selectors|socket|ssl|importlib|<frozen|concurrent)\b|/lib(64)?/|site-packages/torch/|\.so"
+)
 
 
 def place(dump: Dump) -> Place:
@@ -88,6 +106,8 @@ def place(dump: Dump) -> Place:
     if main is None:
         return Place("unreadable", dump.failure)
     found = _of_thread(main)
+    if found.kind == "pinning" and any(_feeds_from_workers(one) for one in dump.threads):
+        return msgspec.structs.replace(found, kind="loader")
     if found.kind in ("elsewhere", "lock", "device"):
         # backward() waits for the autograd engine's thread, which has no name
         for other in dump.threads:
@@ -100,7 +120,16 @@ def place(dump: Dump) -> Place:
 
 def _runs_the_model(thread: Thread) -> bool:
     """Threads of helpers (tqdm, heartbeats, pin memory) have names from Python's threading; autograd's have none."""
-    return bool(thread.frames) and (not thread.name or "autograd" in thread.name.lower() or thread.name.startswith("pt_"))
+    return bool(thread.frames) and (
+        not thread.name or "autograd" in thread.name.lower() or thread.name.startswith("pt_")
+    )
+
+
+def _feeds_from_workers(thread: Thread) -> bool:
+    """The pin-memory thread, itself waiting for the worker processes: they deliver nothing."""
+    return any(one.function.endswith("_pin_memory_loop") for one in thread.frames) and any(
+        "multiprocessing/" in one.file for one in thread.frames
+    )
 
 
 def _of_thread(thread: Thread) -> Place:
@@ -147,7 +176,7 @@ def _kind(frame: Frame) -> Kind | None:
         return "compiling"
     if (not file.endswith(".py") and _STORAGE.match(name)) or _FILE_ACCESS.search(f"{file} {name}"):
         return "storage"
-    if _LOCK.match(name) and _WAITING_FILE.search(file):
+    if (_LOCK.match(name) and _WAITING_FILE.search(file)) or (not file.endswith(".py") and _NATIVE_LOCK.search(name)):
         return "lock"
     return None
 

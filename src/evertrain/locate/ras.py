@@ -76,7 +76,9 @@ def judge(lines: Sequence[str], facts: Mapping[str, Any] | None = None) -> tuple
             found += [_behind(last, key) for key in sorted(unchanged)][:4]
         elif not found:
             times = "a single look" if len(looks) == 1 else f"{len(looks)} looks"
-            note = f"ranks at different operations in {times}: healthy ranks are, too, unless a second look shows the same"
+            note = (
+                f"ranks at different operations in {times}: healthy ranks are, too, unless a second look shows the same"
+            )
             found.append(_finding("ras-moving", "none", "none", 0.6, Culprit("none"), last.lines, note, is_benign=True))
     if not found:
         note = "RAS reports nothing wrong"
@@ -144,7 +146,9 @@ def _culprit(members: Sequence[Member], look: Look) -> Culprit:
     return Culprit("host", hosts[0]) if len(hosts) == 1 else Culprit()
 
 
-_STANDS = re.compile(r"unchanged|not change|no change|same counts?|not mov|no progress|frozen|stuck|identical", re.IGNORECASE)
+_STANDS = re.compile(
+    r"unchanged|not change|no change|same counts?|not mov|no progress|frozen|stuck|identical", re.IGNORECASE
+)
 
 
 def _is_told_to_stand(facts: Mapping[str, Any]) -> bool:
@@ -189,17 +193,20 @@ def _finding(
 
 _TABLE = re.compile(r"^\s*Group\s+Comms\s+Nodes\s+Ranks", re.MULTILINE)
 _BANNER = re.compile(r"^\s*Communicators\.\.\.|^#\d+-\d+ \([0-9a-f]+\) (?:MISMATCH|INCOMPLETE|ERROR)", re.MULTILINE)
-_ROW = re.compile(r"^\s*\d+\s+\d+\s+\d+\s+\d+(?:-\d+)?\s+(?P<ranks>\d+)\s+\d+\s+(?P<status>[A-Z]+)\s+(?P<errors>[A-Z,]+)$")
+_ROW = re.compile(
+    r"^\s*\d+\s+\d+\s+\d+\s+\d+(?:-\d+)?\s+(?P<ranks>\d+)\s+\d+\s+(?P<status>[A-Z]+)\s+(?P<errors>[A-Z,]+)$"
+)
 _COMMUNICATOR = re.compile(r"^#\d+-\d+ \((?P<hash>[0-9a-f]+)\) (?P<what>[A-Z]+)")
 _COUNTS = re.compile(r"^Communicator ranks have different (?:(?P<operation>\w+) operation counts|(?P<status>status))")
 _MANY = re.compile(
-    r"^(?P<count>\d+) ranks (?:have (?:launched up to operation (?P<launched>\d+)|(?P<none>not launched any)|status (?P<status>\w+))"
-    r"|reported (?P<error>.+))"
+    r"^(?P<count>\d+) ranks (?:have (?:launched up to operation (?P<launched>\d+)|(?P<none>not launched any)"
+    r"|status (?P<status>\w+))|reported (?P<error>.+))"
 )
 _MEMBER = re.compile(
     r"^(?:Rank (?P<rank>\d+)|Process (?P<pid>\d+) on node (?P<node>\S+) managing)"
-    r"(?: has launched up to operation (?P<launched>\d+)| has (?P<none>not launched any operations)| has status (?P<status>\w+)"
-    r"| reported (?P<error>.+?))?(?: --)?(?: GPUs? (?P<gpus>[\d,]+)(?: \(NVML [\d,]+\))?)?(?: managed by process \d+ on node (?P<host>\S+))?"
+    r"(?: has launched up to operation (?P<launched>\d+)| has (?P<none>not launched any operations)"
+    r"| has status (?P<status>\w+)| reported (?P<error>.+?))?(?: --)?(?: GPUs? (?P<gpus>[\d,]+)(?: \(NVML [\d,]+\))?)?"
+    r"(?: managed by process \d+ on node (?P<host>\S+))?"
 )
 
 
@@ -342,7 +349,11 @@ def _look_at_json(communicators: list[Mapping[str, Any]]) -> Look:
                 status = rank.get("status")
                 dead = isinstance(status, Mapping) and status.get("considered_dead") is True
                 missing[dead][_json_member(rank)] = None
-    lines = [f"{key[1]} of {key[0]}: {level.count} ranks at {level.launched}" for key, found in levels.items() for level in found]
+    lines = [
+        f"{key[1]} of {key[0]}: {level.count} ranks at {level.launched}"
+        for key, found in levels.items()
+        for level in found
+    ]
     lines += [str(one) for found in missing.values() for one in found]
     return Look(largest, levels, tuple(missing[True]), tuple(missing[False]), (), tuple(failed), tuple(lines[:40]))
 

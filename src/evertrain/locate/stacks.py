@@ -8,7 +8,6 @@ that failed is a dump too: that a process could not be read says something about
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -99,11 +98,16 @@ def _read_json(text: str) -> tuple[Dump, ...]:
 
 # a collector may put the node's name or a time before every line, so only what begins a dump may stand anywhere
 _PROCESS = re.compile(r"^(?P<prefix>(?:[\w.:\[\]/-]+\s+){0,3})Process (?P<pid>\d+)(?:: (?P<command>.*))?$")
-_PY_SPY_THREAD = re.compile(r'^Thread (?P<id>\d+|0x[0-9a-fA-F]+) \((?P<state>active|idle)(?P<gil>\+gil)?\)(?:: "(?P<name>.*)")?$')
-_FAULT_THREAD = re.compile(
-    r"^(?:(?P<current>Current thread)|Thread) 0x[0-9a-f]+(?: \[(?P<name>[^\]]*)\])? \(most recent call first\):"
+_PY_SPY_THREAD = re.compile(
+    r'^Thread (?P<id>\d+|0x[0-9a-fA-F]+) \((?P<state>active|idle)(?P<gil>\+gil)?\)(?:: "(?P<name>.*)")?$'
 )
-_GDB_THREAD = re.compile(r"^Thread (?P<number>\d+) \((?:Thread 0x[0-9a-f]+ )?\(?LWP (?P<lwp>\d+)\)?(?: \"(?P<name>[^\"]*)\")?")
+_FAULT_THREAD = re.compile(
+    r"^(?:Stack|(?:(?P<current>Current thread)|Thread) 0x[0-9a-f]+(?: \[(?P<name>[^\]]*)\])?)"
+    r" \(most recent call first\):"
+)
+_GDB_THREAD = re.compile(
+    r"^Thread (?P<number>\d+) \((?:Thread 0x[0-9a-f]+ )?\(?LWP (?P<lwp>\d+)\)?(?: \"(?P<name>[^\"]*)\")?"
+)
 _KERNEL_STACK = re.compile(r"^\[<[0-9a-fx]+>\] (?P<function>[\w.]+)(?:\+0x|$)")
 _TRACEBACK = re.compile(r"^Traceback \(most recent call (?P<order>first|last)\)")
 _FAILED_COLLECTIVE = re.compile(r"Stack trace of the failed collective:(?P<first>.*)$")
@@ -118,6 +122,7 @@ _PY_SPY_FRAME = re.compile(r"^ {3,}(?P<function>\S.*?) \((?P<file>[^()]+?)(?::(?
 _FILE_FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+|\?+),? in (?P<function>.+)$')
 _FROM_FRAME = re.compile(r"^\s*#\d+ (?P<function>\S+) from (?P<file>\S+):(?P<line>\d+)$")
 _GDB_FRAME = re.compile(r"^\s*#\d+\s+(?:0x[0-9a-f]+ in )?(?P<function>[^\s(][^(]*?) ?(?:\(|$)")
+_GDB_FIRST = re.compile(r"^\s*#\d+\s+(?:0x[0-9a-f]+ in |.+ from /|.+ at .+:\d+$)")
 _GDB_PLACE = re.compile(r" (?:from (?P<library>\S+)|at (?P<file>\S+?):(?P<line>\d+))$")
 
 _LOCALS = re.compile(r"^\s+(?:Arguments|Locals):$")
@@ -143,11 +148,14 @@ class _Reader:
 
     def take(self, line: str) -> None:
         line = line.rstrip()
-        if self._prefix and line.startswith(self._prefix):
-            line = line[len(self._prefix) :]
+        prefix = self._prefix
+        if prefix and line.startswith(prefix):
+            line = line[len(prefix) :]
+        else:
+            prefix = ""
         if found := _PROCESS.match(line):
             self._end_process()
-            self._prefix = found["prefix"]
+            self._prefix = prefix or found["prefix"]
             self._pid, self._command = int(found["pid"]), found["command"] or ""
         elif found := _PY_SPY_THREAD.match(line):
             name = found["name"] or ""
@@ -184,10 +192,10 @@ class _Reader:
             if len(line) - len(line.lstrip()) > self._locals_indent:
                 return True
             self._locals_indent = 0
-        for frame in _frames_in(line, is_open=self._is_open):
+        frame = _frame(line, is_open=self._is_open or bool(self._frames))
+        if frame is not None:
             self._frames.append(frame)
-            return True
-        return False
+        return frame is not None
 
     def _begin(self, form: str, head: Thread) -> None:
         self._end_thread()
@@ -211,16 +219,17 @@ class _Reader:
         self._threads, self._pid, self._command, self._failure, self._form, self._prefix = [], None, "", "", "", ""
 
 
-def _frames_in(line: str, *, is_open: bool) -> Iterator[Frame]:
+def _frame(line: str, *, is_open: bool) -> Frame | None:
     if found := _FILE_FRAME.match(line):
-        yield Frame(found["function"], found["file"], int(found["line"]) if found["line"].isdigit() else None)
-    elif found := _FROM_FRAME.match(line):
-        yield Frame(found["function"], found["file"], int(found["line"]))
-    elif found := _GDB_FRAME.match(line):
+        return Frame(found["function"], found["file"], int(found["line"]) if found["line"].isdecimal() else None)
+    if found := _FROM_FRAME.match(line):
+        return Frame(found["function"], found["file"], int(found["line"]))
+    if (is_open or _GDB_FIRST.match(line)) and (found := _GDB_FRAME.match(line)):
         place = _GDB_PLACE.search(line)
         file = (place["library"] or place["file"]) if place else ""
-        yield Frame(found["function"], file, int(place["line"]) if place and place["line"] else None)
-    elif found := _KERNEL_STACK.match(line):
-        yield Frame(found["function"], "kernel")
-    elif is_open and (found := _PY_SPY_FRAME.match(line)):
-        yield Frame(found["function"], found["file"], int(found["line"]) if found["line"] else None)
+        return Frame(found["function"], file, int(place["line"]) if place and place["line"] else None)
+    if found := _KERNEL_STACK.match(line):
+        return Frame(found["function"], "kernel")
+    if is_open and (found := _PY_SPY_FRAME.match(line)):
+        return Frame(found["function"], found["file"], int(found["line"]) if found["line"] else None)
+    return None

@@ -107,7 +107,9 @@ class Seen(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         where = self.place.frame or "no frame"
-        called = f", called by {self.place.caller}" if self.place.caller and self.place.caller != self.place.frame else ""
+        called = (
+            f", called by {self.place.caller}" if self.place.caller and self.place.caller != self.place.frame else ""
+        )
         idle = " (idle)" if self.place.is_idle else ""
         return f"{self.seat.label}: {self.place.kind}: {where}{idle}{called}"
 
@@ -127,7 +129,9 @@ def seat(label: str) -> Seat:
     host, slash, _ = label.partition("/")
     if not slash:
         host = re.split(r"[:\s]", label, maxsplit=1)[0] if re.search(r"[:\s]", label) else ""
-    is_host = bool(host) and not _RANK.fullmatch(host) and not re.match(r"(?i)(rank|pid|process|sampled|all|local)", host)
+    is_host = (
+        bool(host) and not _RANK.fullmatch(host) and not re.match(r"(?i)(rank|pid|process|sampled|all|local)", host)
+    )
     return Seat(
         label,
         int(rank[1]) if rank else int(number[1]) if number else None,
@@ -188,8 +192,8 @@ def judge(dumps: Mapping[str, str], facts: Mapping[str, Any] | None = None) -> t
 
 
 _RANKING: tuple[Kind, ...] = (
-    "unreadable", "pinning", "loader", "storage", "checkpoint", "lock", "compiling", "collecting", "exiting", "elsewhere",
-    "device", "collective", "transfer", "rendezvous",
+    "unreadable", "pinning", "loader", "storage", "checkpoint", "lock", "compiling", "collecting", "exiting",
+    "elsewhere", "device", "collective", "transfer", "rendezvous",
 )  # fmt: skip
 
 
@@ -209,14 +213,14 @@ def _suspects(
             note = f"the data loader of {who} waits for storage; {others}"
         case "pinning":
             category, action, confidence = "framework_bug", "human", 0.6
-            note = f"{who} waits for a batch that its own process should hand on (data loader's pin-memory queue); {others}"
+            note = f"{who} waits for a batch that its own process should hand on (pin-memory queue of its loader); {others}"
         case "loader":
             category, action, confidence = "hang_dataloader", "retry", 0.7
             note = f"the data loader of {who} delivers nothing; {others}"
         case "storage" | "checkpoint":
             category, action, confidence, culprit = "storage", "storage", 0.6, Culprit("storage", str(chosen[0]))
             note = f"{who} is inside file access; {others}"
-        case "unreadable" if in_d_state or any("EPERM" in one.place.frame for one in chosen):
+        case "unreadable" if in_d_state or any(_REFUSED.search(one.place.frame) for one in chosen):
             # privileges would be missing for all of them
             category, action, culprit = "storage", "storage", Culprit("storage", f"file access of {who}")
             confidence = 0.75 if in_d_state else 0.5
@@ -232,15 +236,21 @@ def _suspects(
         case _:
             category, action, confidence = "unknown", "retry", 0.5 if kind == "lock" else 0.4
             note = f"{who} is outside of all collectives; {others}"
-    return _finding(f"stack-{kind}", category, action, confidence, culprit, [*chosen, *in_storage, *victims[:2]], note, chosen)
+    return _finding(
+        f"stack-{kind}", category, action, confidence, culprit, [*chosen, *in_storage, *victims[:2]], note, chosen
+    )
 
 
 def _out_of_step(suspects: list[Seen], victims: list[Seen], *, everywhere: bool) -> Finding:
     where = "and on every host the same" if everywhere else "too many to single out"
-    note = f"{len(victims)} ranks wait in a collective that {len(suspects)} others are not in, {where}: software, no host"
+    note = (
+        f"{len(victims)} ranks wait in a collective that {len(suspects)} others are not in, {where}: software, no host"
+    )
     category: Category = "framework_bug" if everywhere else "unknown"
     shown = [*suspects[:2], *victims[:2]]
-    return _finding("stack-out-of-step", category, "human", 0.5, Culprit("library" if everywhere else "unknown"), shown, note)
+    return _finding(
+        "stack-out-of-step", category, "human", 0.5, Culprit("library" if everywhere else "unknown"), shown, note
+    )
 
 
 def _all_inside(victims: list[Seen]) -> Iterator[Finding]:
@@ -250,13 +260,16 @@ def _all_inside(victims: list[Seen]) -> Iterator[Finding]:
         (_, common), (odd_call, odd) = calls.most_common(2)
         names = {name for _, name, _ in calls}
         if odd < common and len(names) == 2:
-            chosen = [one for one in victims if (one.place.kind, _function(one.place.frame), one.place.caller) == odd_call]
+            chosen = [
+                one for one in victims if (one.place.kind, _function(one.place.frame), one.place.caller) == odd_call
+            ]
             if [one.seat.rank for one in chosen] == [0] and "barrier" in names:
                 note = "rank 0 is in another collective than all others: a branch on the rank around a collective"
                 shown = [*chosen, *[one for one in victims if one not in chosen][:2]]
                 yield _finding("stack-mismatch", "user_code", "user_code", 0.55, Culprit("code", note), shown, note)
                 return
-    note = f"{'the rank waits' if len(victims) == 1 else f'all {len(victims)} ranks seen wait'} inside collectives or for the device: their stacks accuse nobody"
+    who = "the rank waits" if len(victims) == 1 else f"all {len(victims)} ranks seen wait"
+    note = f"{who} inside collectives or for the device: their stacks accuse nobody"
     yield _finding("stack-all-inside", "unknown", "human", 0.3, Culprit(), victims[:3], note, symptom=True)
 
 
@@ -336,9 +349,12 @@ def _flat(facts: Mapping[str, Any], path: str = "") -> dict[str, str]:
     return found
 
 
+_REFUSED = re.compile(r"EPERM|Operation not permitted|Permission denied")
 _D_STATE = re.compile(r"D[A-Za-z+<]{0,4}|D \(disk sleep\)|disk sleep|uninterruptible.*", re.IGNORECASE)
 _STATE_KEY = re.compile(r"stat|wchan", re.IGNORECASE)
-_EVERYWHERE = re.compile(r"(same|identical|equal).*(every|each|all).*(host|node)|every.*(host|node).*same", re.IGNORECASE)
+_EVERYWHERE = re.compile(
+    r"(same|identical|equal).*(every|each|all).*(host|node)|every.*(host|node).*same", re.IGNORECASE
+)
 
 
 def _d_states(told: Mapping[str, str]) -> str:

@@ -51,7 +51,9 @@ def judge(lines: Sequence[Line], *, host: str | None) -> tuple[Finding, ...]:
         elif _LOST_MLX.search(raw):
             lost[(at, _device(raw))].append(line)
         elif _UNPLUGGED.search(raw):
-            findings.append(_benign("nic-unplugged", at, [line], "a cable was pulled; it matters if training used the port"))
+            findings.append(
+                _benign("nic-unplugged", at, [line], "a cable was pulled; it matters if training used the port")
+            )
         elif _REPEATED.search(raw):
             minor[(at, _device(raw))].append(line)
     for (at, _), same in lost.items():
@@ -63,9 +65,16 @@ def judge(lines: Sequence[Line], *, host: str | None) -> tuple[Finding, ...]:
         if _densest(same) >= REPEATS:
             findings.append(
                 Finding(
-                    rule="nic-repeated", group="nic", category="network_ib", action="human", culprit=Culprit("host", at),
-                    confidence=0.6, evidence=tuple(line.quoted() for line in same[:3]), host=at or None,
-                    order=same[0].order, note="the network card complains again and again: a case for its vendor",
+                    rule="nic-repeated",
+                    group="nic",
+                    category="network_ib",
+                    action="human",
+                    culprit=Culprit("host", at),
+                    confidence=0.6,
+                    evidence=tuple(line.quoted() for line in same[:3]),
+                    host=at or None,
+                    order=same[0].order,
+                    note="the network card complains again and again: a case for its vendor",
                 )  # fmt: skip
             )
         else:

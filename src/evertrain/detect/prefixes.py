@@ -16,8 +16,8 @@ _NOT_A_HOST = re.compile(
     r"[-_]?\d[\d.]*$",
     re.IGNORECASE,
 )
-# with a digit or a dot: `node-12`, `gpu-a-3`, `10.0.0.4`, `ip-10-0-0-4.ec2.internal`
-_HOST = r"(?=[\w.-]*\d)[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?"
+# a letter and a digit, or an address: `node-12`, `gpu-a-3`, `10.0.0.4`, `ip-10-0-0-4.ec2.internal`
+_HOST = r"(?:(?=[\w.-]*\d)(?=[\w.-]*[A-Za-z])[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?|\d{1,3}(?:\.\d{1,3}){3})"
 
 _MONTHS = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"

@@ -141,7 +141,9 @@ def _switch(place: tuple[str, str], events: Sequence[Event]) -> Iterator[Finding
 
 def _gpu(place: tuple[str, str], events: Sequence[Event], job_died: bool, alone_with_31: bool) -> Iterator[Finding]:
     codes = {event.code for event in events}
-    followed_by_45 = {int(n) for event in events if event.code == 45 for n in re.findall(r"previous Xid (\d+)", event.text)}
+    followed_by_45 = {
+        int(n) for event in events if event.code == 45 for n in re.findall(r"previous Xid (\d+)", event.text)
+    }
     conclusion = next((event for event in reversed(events) if event.code == 154), None)
     orders = conclusion is not None and _orders_recovery(conclusion)
     for code in sorted(codes):
@@ -162,7 +164,9 @@ def _gpu(place: tuple[str, str], events: Sequence[Event], job_died: bool, alone_
             yield _found(place, first, "nvlink_fabric", "evict" if sure else "none", 0.8 if sure else 0.5,
                          "NVLink error", benign=not sure)  # fmt: skip
         elif code == 13 and _same_processor_again(same):
-            yield _found(place, first, "gpu_hardware", "evict", 0.8, "the same processor of the GPU fails again and again")
+            yield _found(
+                place, first, "gpu_hardware", "evict", 0.8, "the same processor of the GPU fails again and again"
+            )
         elif code == 31 and repeated and alone_with_31 and len({event.pid for event in same}) > 1:
             yield _found(place, first, "gpu_hardware", "evict", 0.74, "only this GPU faults, in one run after another")
         elif code == 43 and job_died and not codes - {43, 45}:
@@ -188,13 +192,19 @@ def _nvlink5(place: tuple[str, str], events: Sequence[Event], *, hit: bool, with
         case 0 if not hit and not with_137:
             return _benign(place, worst, meaning + ", which the vendor says to ignore")
         case 3:
-            return _found(place, worst, "nvlink_fabric", "human", 0.6, meaning + ": the device at the other end went down")
+            return _found(
+                place, worst, "nvlink_fabric", "human", 0.6, meaning + ": the device at the other end went down"
+            )
         case 2:
             return _found(place, worst, "nvlink_fabric", "evict", 0.88, meaning, link=link)
         case _ if hit:
-            return _found(place, worst, "nvlink_fabric", "evict", 0.84, meaning + "; the driver ended what used it", link=link)
+            return _found(
+                place, worst, "nvlink_fabric", "evict", 0.84, meaning + "; the driver ended what used it", link=link
+            )
         case _ if with_137:
-            return _found(place, worst, "nvlink_fabric", "human", 0.6, meaning + " and refused access: look at the fabric")
+            return _found(
+                place, worst, "nvlink_fabric", "human", 0.6, meaning + " and refused access: look at the fabric"
+            )
         case _:
             return _benign(place, worst, meaning + ", not fatal")
 

@@ -1,7 +1,7 @@
 """How good are the verdicts on known cases? Scores `evertrain explain` by the rules that come with the cases.
 
-Each figure stands alone; wrong evictions come first. With `--groups` every group of rules is switched off in turn, which
-shows what each is worth and that none of them convicts hosts by its absence.
+Each figure stands alone; wrong evictions come first. With `--groups` every group of rules is switched off in turn,
+which shows what each is worth and that none of them convicts hosts by its absence.
 
     python tools/score_cases.py [FILE.jsonl] [--without GROUP …] [--groups] [--json FILE] [--verbose]
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from evertrain.detect.catalogue import Catalogue
+from evertrain.detect.catalogue import Catalogue, build
 from evertrain.locate import incident
 from evertrain.model.findings import Verdict
 from evertrain.model.signals import Signals
@@ -93,7 +93,7 @@ def load(path: Path) -> list[Case]:
 
 def _occurs(name: Any, text: str) -> bool:
     """Names that stand nowhere in the signals, and descriptions, cannot be found."""
-    if isinstance(name, list) or isinstance(name, int):
+    if isinstance(name, (list, int)):
         return True
     host = name.partition("/")[0]
     return bool(host) and " " not in host and host in text
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     flags = parser.parse_args()
     cases = load(flags.cases)
-    catalogue = rules.load(without=flags.without)
+    catalogue = build(rules.contents(), flags.without)
     whole = score(cases, catalogue)
     results = {"all": whole.figures()}
     _print(f"{len(cases)} cases", results["all"])

@@ -15,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from evertrain.cli import tables
+from evertrain.cli.pile import Pile
 from evertrain.cli.plain import plain
-from evertrain.detect.catalogue import Catalogue
+from evertrain.detect.catalogue import Catalogue, build
 from evertrain.detect.sieve import Sieve
 from evertrain.locate import incident
-from evertrain.model.errors import UsageError
+from evertrain.model.errors import EvertrainError, UsageError
 from evertrain.model.findings import Verdict
 from evertrain.model.signals import Signals
 from evertrain.observe import documents, rules
@@ -33,21 +34,31 @@ _DO = {
     "human": "a person must decide",
     "none": "leave the job alone",
 }
-_COLOURS = {"evict": "red", "user_code": "yellow", "rollback_user_code": "yellow", "storage": "magenta", "human": "cyan",
-            "retry": "green", "none": "green"}  # fmt: skip
+_COLOURS = {
+    "evict": "red",
+    "user_code": "yellow",
+    "rollback_user_code": "yellow",
+    "storage": "magenta",
+    "human": "cyan",
+    "retry": "green",
+    "none": "green",
+}
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 whenever a verdict was printed."""
     flags = _parser().parse_args(argv)
-    catalogue = rules.load(flags.catalogue or (), without=flags.without or ())
+    catalogue = build(rules.contents(flags.catalogue or ()), flags.without or ())
     if flags.cases is not None:
         return _cases(flags, catalogue)
     if not flags.paths:
         raise UsageError("explain what? Name files or folders, or `-` for standard input")
-    found = documents.read([*flags.paths], Sieve(catalogue), host=flags.host)
+    found = Pile(Sieve(catalogue), host=flags.host)
+    found.take(documents.read(flags.paths, found.refuse))
     for trouble in found.unreadable:
         print(f"evertrain: {plain(trouble)}", file=sys.stderr)
+    if not found.kinds:
+        raise EvertrainError("nothing could be read")
     verdict = incident.judge(found.sieve, _with_exitcode(found.signals, flags.exitcode), catalogue, found.findings)
     if flags.json:
         print(json.dumps([_row(0, verdict)], ensure_ascii=False))
@@ -99,8 +110,14 @@ def _cases(flags: argparse.Namespace, catalogue: Catalogue) -> int:
     for name in ("case", "category", "action", "culprit", "confidence", "why"):
         table.add_column(name)
     for row in rows:
-        table.add_row(str(row["index"]), row["category"], Text(row["action"], _COLOURS[row["action"]]),
-                      _culprit(row["culprit"]["type"], row["culprit"]["id"]), f"{row['confidence']:.2f}", row["summary"])  # fmt: skip
+        table.add_row(
+            str(row["index"]),
+            row["category"],
+            Text(row["action"], _COLOURS[row["action"]]),
+            _culprit(row["culprit"]["type"], row["culprit"]["id"]),
+            f"{row['confidence']:.2f}",
+            row["summary"],
+        )
     tables.console().print(table)
     return 0
 
@@ -118,7 +135,7 @@ def _row(index: int, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _show(verdict: Verdict, found: documents.Found) -> None:
+def _show(verdict: Verdict, found: Pile) -> None:
     out = tables.console()
     head = Text()
     head.append(f"{verdict.category.replace('_', ' ')}", style="bold")
@@ -139,8 +156,10 @@ def _show(verdict: Verdict, found: documents.Found) -> None:
         out.print("\nAlso considered", style="bold")
         for rule, reason in verdict.considered[:12]:
             out.print(f"  {rule}: {plain(reason)}", style="dim")
-    read = ", ".join(f"{count} {kind}" for kind, count in sorted(found.kinds.items())) or "nothing"
-    out.print(f"\nRead: {read}; {found.sieve.lines} lines, {found.sieve.looked} of them looked at.", style="dim")
+    read = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in sorted(found.kinds.items())) or "nothing"
+    out.print(
+        f"\nRead: {read}; {found.sieve.lines} lines, {found.sieve.looked} of them looked at closely.", style="dim"
+    )
 
 
 def _culprit(kind: str, name: str | int | Sequence[str] | Sequence[int]) -> str:

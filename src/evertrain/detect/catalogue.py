@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from evertrain.detect.gate import words_of
+from evertrain.model.errors import UsageError
 from evertrain.model.findings import Action, Category, Culprit, CulpritType, Finding
 from evertrain.model.signals import Line
 
@@ -86,6 +87,17 @@ def decode(content: Any, source: str) -> list[Rule]:
                 name = entry.get("rule", "?") if isinstance(entry, dict) else "?"
                 raise ValueError(f"{source}: rule {name}: {error}") from error
     return rules
+
+
+def build(contents: Iterable[tuple[Any, str]], without: Iterable[str] = ()) -> Catalogue:
+    """One catalogue from what several sources hold; a later rule of the same name replaces an earlier one."""
+    rules: dict[str, Rule] = {}
+    try:
+        for content, source in contents:
+            rules.update((rule.rule, rule) for rule in decode(content, source))
+        return Catalogue(rules.values()).without(without)
+    except ValueError as error:
+        raise UsageError(f"catalogue: {error}") from error
 
 
 def _compile(rule: Rule) -> _Compiled:

@@ -23,11 +23,13 @@ _FIELD = re.compile(r"^\s*(host|rank|exitcode)\s*:\s*(\S+)(?: \(local_rank: (\d+
 _API = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 _SRUN = re.compile(
     r"srun: error: (?P<host>[\w.-]+(?:\[[\d,-]+\])?): tasks? (?P<task>[\d,-]+): "
-    r"(?:Exited with exit code (?P<code>\d+)|(?P<how>Segmentation fault|Killed|Aborted|Bus error|Terminated|Illegal instruction))"
+    r"(?:Exited with exit code (?P<code>\d+)"
+    r"|(?P<how>Segmentation fault|Killed|Aborted|Bus error|Terminated|Illegal instruction))"
 )
 _MPI = re.compile(r"rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on signal (?P<signal>\d+)")
 _DEEPSPEED = re.compile(
-    r"exits with return code = (-?\d+)|exited with (?:exit )?code (-?\d+)|Exit Code:\s+(\d+)|terminated with (?:exit code|signal) (\S+)"
+    r"exits with return code = (-?\d+)|exited with (?:exit )?code (-?\d+)|Exit Code:\s+(\d+)"
+    r"|terminated with (?:exit code|signal) (\S+)"
 )
 _HOW = {
     "Segmentation fault": -11,

@@ -1,4 +1,4 @@
-"""What does the kernel say of network cards? mlx5 lines and lost carriers, some of which count only when they repeat."""
+"""What does the kernel say of network cards? mlx5 lines and lost carriers; some count only when they repeat."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from evertrain.model.signals import Line
 WORDS = ("mlx5", "lost carrier", "link is down", "bnxt_en", "link down", "netdev watchdog", "health compromised",
          "unrecoverable hardware error")  # fmt: skip
 
-_DEVICE = re.compile(r"(?:mlx5_core|mlx4_core|bnxt_en|ice|i40e) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)|\b(mlx5_\d+|ib\d+|ibp\w+|rdma\d+|bond\d+|enp?\w+\d)\b")  # fmt: skip
+_DEVICE = re.compile(
+    r"(?:mlx5_core|mlx4_core|bnxt_en|ice|i40e) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)"
+    r"|\b(mlx5_\d+|ib\d+|ibp\w+|rdma\d+|bond\d+|enp?\w+\d)\b"
+)
 _FATAL = re.compile(
-    r"Will cause a leak of a command resource|health compromised|unrecoverable hardware error|mlx5.{0,60}(?:Device is in fatal error|fw fatal|firmware fatal|device is dead)"
+    r"Will cause a leak of a command resource|health compromised|unrecoverable hardware error"
+    r"|mlx5.{0,60}(?:Device is in fatal error|fw fatal|firmware fatal|device is dead)"
     r"|mlx5_core.{0,80}(?:enter(?:ing|ed)? (?:fatal )?error state|PCI.{0,20}(?:slot|offline)|handling bad device)"
     r"|bnxt_en.{0,80}(?:firmware (?:hang|fatal|reset failed)|hwrm.{0,40}timeout)",
     re.IGNORECASE,
@@ -25,7 +29,8 @@ _LOST = re.compile(
 )
 _LOST_MLX = re.compile(r"mlx5_core.{0,60}(?:link down|port.{0,10}down)", re.IGNORECASE)
 _REPEATED = re.compile(
-    r"transmit queue \d+ timed out|insufficient power on the PCIe slot|Cable error, (?:High Temperature|\w+)|Port module event\[error\]",
+    r"transmit queue \d+ timed out|insufficient power on the PCIe slot|Cable error, (?:High Temperature|\w+)"
+    r"|Port module event\[error\]",
     re.IGNORECASE,
 )
 _UNPLUGGED = re.compile(r"Port module event.*Cable unplugged", re.IGNORECASE)
@@ -75,7 +80,7 @@ def judge(lines: Sequence[Line], *, host: str | None) -> tuple[Finding, ...]:
                     host=at or None,
                     order=same[0].order,
                     note="the network card complains again and again: a case for its vendor",
-                )  # fmt: skip
+                )
             )
         else:
             findings.append(_benign("nic-warning", at, same, "a warning that healthy hosts show too"))

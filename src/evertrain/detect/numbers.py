@@ -26,28 +26,35 @@ _HOST_WORD = re.compile(r"\b[a-zA-Z][a-zA-Z]*\d*(?:-[a-zA-Z0-9]+)*-?[a-zA-Z]*\d[
 _LOSS = re.compile(r"loss|perplexity|\bppl\b", re.IGNORECASE)
 _NORM = re.compile(r"grad|norm", re.IGNORECASE)
 _TIME = re.compile(
-    r"step_?time|iter\w*_?(?:time|s\b|ms\b)|elapsed|duration|bench\w*|compute_?(?:time|ms|s)|latency|seconds?_per|forward|backward|kernel_?time|_s$|_ms$",
+    r"step_?time|iter\w*_?(?:time|s\b|ms\b)|elapsed|duration|bench\w*|compute_?(?:time|ms|s)|latency|seconds?_per"
+    r"|forward|backward|kernel_?time|_s$|_ms$",
     re.IGNORECASE,
 )
 _RATE = re.compile(
     r"tflops|throughput|samples|tokens_?per|bandwidth|\bbw\b|gbps|gb_s|mfu|clock|mhz|score", re.IGNORECASE
 )
 _ONE_SLOW = re.compile(
-    r"(?:\b(?:one|a single|1) (?:node|gpu|host|rank|card|machine)|(?P<host>[a-zA-Z][\w.-]*\d[\w-]*))\b[^\d]{0,30}?(?P<own>\d+(?:\.\d+)?)"
-    r".{0,30}?(?:\bothers?\b|\brest\b|median|everyone else|all else|average|typical)[^\d]{0,30}?(?P<others>\d+(?:\.\d+)?)",
+    r"(?:\b(?:one|a single|1) (?:node|gpu|host|rank|card|machine)|(?P<host>[a-zA-Z][\w.-]*\d[\w-]*))\b"
+    r"[^\d]{0,30}?(?P<own>\d+(?:\.\d+)?)"
+    r".{0,30}?(?:\bothers?\b|\brest\b|median|everyone else|all else|average|typical)"
+    r"[^\d]{0,30}?(?P<others>\d+(?:\.\d+)?)",
     re.IGNORECASE,
 )
 _RECOVERS = re.compile(r"recover(?:s|ed)\b|back to (?:normal|the trend)|returned to", re.IGNORECASE)
 _NOT_RECOVERS = re.compile(r"(?:not|never|n't|no) recover", re.IGNORECASE)
 _DIVERGES = re.compile(r"diverg|explod|rising|spike|nan\b|\binf\b|not finite|plateau", re.IGNORECASE)
 _SAME_HOST = re.compile(
-    r"(?:same|this|that|one) (?:host|node|gpu|machine|card)\b.{0,30}(?:again|each time|every (?:time|attempt)|always|twice|repeat)"
-    r"|(?:always|only|every time|each time|again|repeatedly|twice) (?:on|at|with) (?:the )?(?:same|this|that|one) (?:host|node|gpu|machine|card)"
+    r"(?:same|this|that|one) (?:host|node|gpu|machine|card)\b"
+    r".{0,30}(?:again|each time|every (?:time|attempt)|always|twice|repeat)"
+    r"|(?:always|only|every time|each time|again|repeatedly|twice) (?:on|at|with) (?:the )?(?:same|this|that|one) "
+    r"(?:host|node|gpu|machine|card)"
     r"|other (?:hosts?|nodes?|gpus?|machines?) (?:are |is |run |work )?(?:fine|ok|clean|healthy|work)",
     re.IGNORECASE,
 )
 _MOVES = re.compile(
-    r"(?:moves?|wanders|jumps) (?:between|across|from) |(?:different|another|random|any|every|all|other) (?:hosts?|nodes?|gpus?|machines?)\b.{0,25}(?:each|every|time|too|also|same|again|affected)"
+    r"(?:moves?|wanders|jumps) (?:between|across|from) "
+    r"|(?:different|another|random|any|every|all|other) (?:hosts?|nodes?|gpus?|machines?)\b"
+    r".{0,25}(?:each|every|time|too|also|same|again|affected)"
     r"|not (?:tied|bound) to (?:a|one|any) (?:host|node)|reproduc\w+ (?:on|with) (?:any|every|all|other)",
     re.IGNORECASE,
 )

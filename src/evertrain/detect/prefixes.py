@@ -72,12 +72,10 @@ def origin(raw: str) -> Origin:
             host, is_kernel = host or found[1], True
         elif found := _RANK.match(raw, at):
             rank = rank if rank is not None else int(next(group for group in found.groups() if group))
-        elif found := _NCCL.match(raw, at) or _UCX.match(raw, at) or _TASK_RANK.match(raw, at):
-            host = host or found[1]
-        elif found := _RAY.match(raw, at):
+        elif found := _first(raw, at):
             host = host or found[1]
         elif found := _BRACKET_TIME.match(raw, at):
-            pass
+            pass  # says when, not who
         elif (found := _LABEL.match(raw, at) or _POD.match(raw, at)) and looks_like_host(found[1]):
             # the innermost of several names is the writer's own
             host = host or found[1]
@@ -92,6 +90,11 @@ def origin(raw: str) -> Origin:
     if host is None and "[" in raw and (task := _TASK.search(raw)) and looks_like_host(task[2]):
         host = task[2]
     return Origin(host, rank, text, is_kernel)
+
+
+def _first(raw: str, at: int) -> re.Match[str] | None:
+    patterns = (_NCCL, _UCX, _TASK_RANK, _RAY)
+    return next((found for pattern in patterns if (found := pattern.match(raw, at))), None)
 
 
 def stream(raw: str, text: str) -> str:

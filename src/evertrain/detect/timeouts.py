@@ -21,9 +21,6 @@ _CAUGHT = re.compile(
     r"(?:\[PG (?:ID )?(?P<pg>[^\]]*?) ?Rank \d+\] ?)?Watchdog caught collective operation timeout: WorkNCCL\("
     r"(?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<n_in>\d+), NumelOut=(?P<n_out>\d+))?"
 )
-_ENQUEUED = re.compile(
-    r"at work: (?P<at>\d+), last enqueued NCCL work: (?P<enqueued>\d+), last completed NCCL work: (?P<completed>\d+)"
-)
 _DESYNC = re.compile(
     r"\[(?P<rank>\d+)\] finished collective #(?P<done>\d+).*but didn't join collective #(?P<missing>\d+)"
 )
@@ -69,7 +66,7 @@ def judge(lines: Sequence[Line]) -> tuple[Finding, ...]:
                 rank=rank,
                 is_symptom=True,
                 note=f"rank {rank} did not join a collective that others wait in; why is not said",
-            )  # fmt: skip
+            )
         )
     return tuple(findings)
 
@@ -84,8 +81,8 @@ def _compare(works: Sequence[Work]) -> Finding | None:
                 )
     first, last = min(works, key=lambda work: work.seq), max(works, key=lambda work: work.seq)
     if first.seq != last.seq and first.op != last.op:
-        return _mismatch(first, last, 0.75,
-                         f"rank {first.rank} is at {first.seq}, rank {last.rank} at {last.seq}, in different operations")  # fmt: skip
+        told = f"rank {first.rank} is at {first.seq}, rank {last.rank} at {last.seq}, in different operations"
+        return _mismatch(first, last, 0.75, told)
     return None
 
 

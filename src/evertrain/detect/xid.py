@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from msgspec import Struct
 
@@ -239,7 +239,7 @@ def _orders_recovery(event: Event) -> bool:
 
 def _distinct_times(events: Sequence[Event]) -> int:
     clocks = sorted(event.line.clock for event in events if event.line.clock is not None)
-    return bool(clocks) + sum(later - earlier > REPEAT_S for earlier, later in zip(clocks, clocks[1:], strict=False))
+    return bool(clocks) + sum(later - earlier > REPEAT_S for earlier, later in pairwise(clocks))
 
 
 def _same_processor_again(events: Sequence[Event]) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from evertrain.model.findings import Category, Culprit, Finding, Verdict
+from evertrain.model.findings import Category, Culprit, CulpritType, Finding, Verdict
 
 ALIKE = 0.1
 """Findings of programs whose confidences differ by less are equals: the first in time is the cause."""
@@ -120,7 +120,7 @@ def _many_hosts(one: Finding, same: Sequence[Finding]) -> Finding:
             one, culprit=Culprit("rack", f"rack-{racks[0]}"), host=None, confidence=0.85,
             note=f"{one.note}; first seen in rack {racks[0]}, then on {len({o.host for o in same})} hosts",
         )  # fmt: skip
-    kind = "switch" if one.category in ("network_ib", "nvlink_fabric") else "library"
+    kind: CulpritType = "switch" if one.category in ("network_ib", "nvlink_fabric") else "library"
     hosts = ", ".join(dict.fromkeys(other.host or "" for other in ordered))
     return msgspec.structs.replace(
         one, action="human", culprit=Culprit(kind, f"shared by {hosts}"), host=None,
@@ -135,10 +135,12 @@ def _rack(host: str) -> str | None:
 
 def _with_host(one: Finding, known: Circumstances) -> Finding:
     """A rank to be evicted is a host, where it is known which."""
-    if one.action == "evict" and one.culprit.type == "rank" and isinstance(one.culprit.id, int):
-        if host := one.host or known.hosts_of_ranks.get(one.culprit.id):
-            return msgspec.structs.replace(one, culprit=Culprit("host", host), host=host)
-    if one.action == "evict" and one.culprit.type == "host" and not one.culprit.id and one.host:
+    if one.action != "evict":
+        return one
+    if one.culprit.type == "rank" and isinstance(one.culprit.id, int):
+        host = one.host or known.hosts_of_ranks.get(one.culprit.id)
+        return msgspec.structs.replace(one, culprit=Culprit("host", host), host=host) if host else one
+    if one.culprit.type == "host" and not one.culprit.id and one.host:
         return msgspec.structs.replace(one, culprit=Culprit("host", one.host))
     return one
 

@@ -1,4 +1,4 @@
-"""Where do the rules of the catalogue come from? Our own file, files that the user names, and installed packages.
+"""Where do the rules of the catalogue come from? Our own file, installed packages, and files that the user names.
 
 A package offers rules by an entry point in the group `evertrain.catalogue` that names a function without arguments; it
 returns the path of a YAML file, or the rules as that file would hold them.
@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from evertrain.detect.catalogue import Catalogue, Rule, decode
 from evertrain.model.errors import UsageError
 
 GROUP = "evertrain.catalogue"
@@ -22,19 +21,14 @@ GROUP = "evertrain.catalogue"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def load(files: Iterable[Path] = (), *, without: Iterable[str] = ()) -> Catalogue:
-    """Our rules, those of installed packages, and those of `files`; a later rule of the same name replaces an earlier."""
-    rules: dict[str, Rule] = {}
+def contents(files: Iterable[Path] = ()) -> list[tuple[Any, str]]:
+    """What the sources hold, and what each is called; later ones may replace rules of earlier ones."""
     own = resources.files("evertrain.detect").joinpath("catalogue.yaml").read_text()
-    sources = [(own, "catalogue.yaml"), *_installed(), *[(_read(path), str(path)) for path in files]]
-    try:
-        for content, source in sources:
-            parsed = yaml.load(content, _Loader) if isinstance(content, str) else content
-            for rule in decode(parsed, source):
-                rules[rule.rule] = rule
-        return Catalogue(rules.values()).without(without)
-    except (ValueError, yaml.YAMLError) as error:
-        raise UsageError(f"catalogue: {' '.join(str(error).split())}") from error
+    return [
+        (_parse(own, "catalogue.yaml"), "catalogue.yaml"),
+        *_installed(),
+        *[(_parse(_read(path), str(path)), str(path)) for path in files],
+    ]
 
 
 def _read(path: Path) -> str:
@@ -44,9 +38,18 @@ def _read(path: Path) -> str:
         raise UsageError(f"cannot read the catalogue {path}: {error}") from error
 
 
+def _parse(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{source}: {' '.join(str(error).split())}") from error
+
+
 def _installed() -> list[tuple[Any, str]]:
     found: list[tuple[Any, str]] = []
     for point in entry_points(group=GROUP):
         offered = point.load()()
-        found.append((_read(Path(offered)) if isinstance(offered, (str, Path)) else offered, point.name))
+        found.append(
+            (_parse(_read(Path(offered)), point.name) if isinstance(offered, (str, Path)) else offered, point.name)
+        )
     return found

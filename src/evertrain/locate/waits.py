@@ -213,7 +213,7 @@ def _suspects(
             note = f"the data loader of {who} waits for storage; {others}"
         case "pinning":
             category, action, confidence = "framework_bug", "human", 0.6
-            note = f"{who} waits for a batch that its own process should hand on (pin-memory queue of its loader); {others}"
+            note = f"{who} waits for a batch that its own process should hand on (pin-memory queue); {others}"
         case "loader":
             category, action, confidence = "hang_dataloader", "retry", 0.7
             note = f"the data loader of {who} delivers nothing; {others}"

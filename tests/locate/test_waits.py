@@ -95,6 +95,20 @@ def test_the_only_one_that_cannot_be_read_is_stuck_in_the_kernel() -> None:
     assert "Dl" in found.note
 
 
+def test_the_kernel_function_says_as_much_as_the_state() -> None:
+    assert judge(ranks(8, rank0=DENIED), wchan={"9": "rpc_wait_bit_killable"}).confidence > 0.7
+    assert judge(ranks(8, rank0=DENIED), wchan={"9": "futex_wait_queue"}).confidence == 0.5
+
+
+def test_one_that_is_stopped_is_no_matter_of_storage() -> None:
+    found = judge(ranks(8, rank0=DENIED), ps_stat={"9": "Tl", "10..16": "Rl"})
+    assert (found.action, found.culprit) == ("retry", Culprit("rank", 0)) and "stopped" in found.note
+
+
+def test_one_that_is_gone_is_called_so() -> None:
+    assert "gone" in judge(ranks(8, rank0="Error: No such process (os error 3)")).note
+
+
 def test_one_without_any_dump_is_the_suspect() -> None:
     assert judge(ranks(8, rank6="")).culprit == Culprit("rank", 6)
 

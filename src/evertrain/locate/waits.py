@@ -203,7 +203,7 @@ def _suspects(
     others = f"{len(victims)} other ranks wait inside collectives"
     who = ", ".join(one.seat.name for one in chosen)
     in_storage = [one for one in helpers if one.place.kind == "storage"]
-    in_d_state = _d_states(told)
+    in_kernel, stopped = _state(told, _IN_KERNEL), _state(told, _STOPPED)
     category: Category
     action: Action
     culprit = _culprit(chosen)
@@ -220,12 +220,18 @@ def _suspects(
         case "storage" | "checkpoint":
             category, action, confidence, culprit = "storage", "storage", 0.6, Culprit("storage", str(chosen[0]))
             note = f"{who} is inside file access; {others}"
-        case "unreadable" if in_d_state or any(_REFUSED.search(one.place.frame) for one in chosen):
+        case "unreadable" if stopped:
+            category, action, confidence = "unknown", "retry", 0.6
+            note = f"{who} is stopped ({stopped}); {others}"
+        case "unreadable" if in_kernel or any(_REFUSED.search(one.place.frame) for one in chosen):
             # privileges would be missing for all of them
             category, action, culprit = "storage", "storage", Culprit("storage", f"file access of {who}")
-            confidence = 0.75 if in_d_state else 0.5
-            state = f" ({in_d_state})" if in_d_state else ""
+            confidence = 0.75 if in_kernel else 0.5
+            state = f" ({in_kernel})" if in_kernel else ""
             note = f"{who} alone cannot be attached to: uninterruptible in the kernel{state}; {others}"
+        case "unreadable" if all(_GONE.search(one.place.frame) for one in chosen):
+            category, action, confidence = "unknown", "retry", 0.5
+            note = f"{who} is gone; {others}"
         case "unreadable":
             category, action, confidence = "unknown", "retry", 0.5
             note = f"{who} alone gives no dump: stopped, or its GIL is held; {others}"
@@ -345,23 +351,31 @@ def _flat(facts: Mapping[str, Any], path: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and path.count(".") < 4:
             found |= _flat(value, name)
         else:
-            found[name] = str(value)
+            found[name] = str(value).strip()
     return found
 
 
 _REFUSED = re.compile(r"EPERM|Operation not permitted|Permission denied")
-_D_STATE = re.compile(r"D[A-Za-z+<]{0,4}|D \(disk sleep\)|disk sleep|uninterruptible.*", re.IGNORECASE)
+_GONE = re.compile(r"ESRCH|No such process|No such file", re.IGNORECASE)
+# as `ps`, /proc/PID/status and /proc/PID/wchan say it
+_IN_KERNEL = re.compile(
+    r"D[A-Za-z+<]{0,4}|D \(disk sleep\)|disk sleep|(?i:uninterruptible.*)"
+    r"|(?:nfs|rpc|ll|cl|ptlrpc|gpfs|lustre|ceph|fuse|xfs|ext4|jbd2|beegfs|folio_wait|wait_on_page|io_schedule)_?\w*"
+)
+_STOPPED = re.compile(
+    r"T[A-Za-z+<]{0,4}|[Tt] \((?:stopped|tracing stop)\)|(?i:stopped|sigstop.*)|do_signal_stop|ptrace_stop"
+)
 _STATE_KEY = re.compile(r"stat|wchan", re.IGNORECASE)
 _EVERYWHERE = re.compile(
     r"(same|identical|equal).*(every|each|all).*(host|node)|every.*(host|node).*same", re.IGNORECASE
 )
 
 
-def _d_states(told: Mapping[str, str]) -> str:
-    for key, value in told.items():
-        if _STATE_KEY.search(key) and _D_STATE.fullmatch(value.strip()) and value.strip()[:1] in "DdUu":
-            return f"{key}: {value}"
-    return ""
+def _state(told: Mapping[str, str], which: re.Pattern[str]) -> str:
+    """The first process that is in such a state, as the facts say it."""
+    return next(
+        (f"{key}: {value}" for key, value in told.items() if _STATE_KEY.search(key) and which.fullmatch(value)), ""
+    )
 
 
 def _is_everywhere(told: Mapping[str, str]) -> bool:

@@ -28,7 +28,7 @@ class Operation(msgspec.Struct, frozen=True):
     is_transfer: bool
     is_pending: bool
     shape: tuple[Any, ...] = ()
-    """Sizes and types of input and output; empty if not known."""
+    """Sizes and types of input and output; empty if not known, or done."""
 
     @property
     def peer(self) -> int | None:
@@ -60,7 +60,7 @@ class Recording(msgspec.Struct, frozen=True):
     count: int
     """Entries in the dump. None at all: the process lives, but could not write what it knows."""
     operations: tuple[Operation, ...] = ()
-    """Oldest first."""
+    """Oldest first. Of those that are done, only the last of each kind in each group: the others are history."""
     is_whole: bool = True
     """False for a summary, which holds the first pending operations only."""
 
@@ -110,13 +110,18 @@ def read(data: bytes, rank: int | None) -> Recordings:
         raise ValueError("a flight recorder dump that does not say whose it is: its file name should end with the rank")
     config = _config(content.get("pg_config"))
     groups: dict[str, Group] = {group.name: group for group in config.values()}
-    operations = []
+    kept: dict[object, Operation] = {}
+    count = 0
     for entry in content["entries"]:
         if isinstance(entry, Mapping):
+            count += 1
             group = _group_of(entry, config)
             groups.setdefault(group.name, group)
-            operations.append(_operation(entry, group.name))
-    return Recordings({rank: Recording(rank, len(operations), tuple(operations))}, groups)
+            one = _operation(entry, group.name)
+            key = count if one.is_pending else (one.group, one.name)
+            kept.pop(key, None)
+            kept[key] = one
+    return Recordings({rank: Recording(rank, count, tuple(kept.values()))}, groups)
 
 
 def read_summary(content: Mapping[str, Any]) -> Recordings:
@@ -166,7 +171,7 @@ def _operation(entry: Mapping[str, Any], group: str) -> Operation:
     is_done = entry.get("state") == "completed" or entry.get("retired") is True
     is_done = is_done or bool(_number(entry.get("time_discovered_completed_ns")))
     kinds = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
-    shape = tuple(_folded(entry.get(kind), _FOLDED) for kind in kinds) if "input_sizes" in entry else ()
+    shape = tuple(_folded(entry.get(kind), _FOLDED) for kind in kinds) if "input_sizes" in entry and not is_done else ()
     return Operation(group, plain, _number(count) or 0, is_transfer, not is_done, shape)
 
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
-from harness import BIN, clean_environment, medians, parser, print_table, write_json
+from harness import BIN, clean_environment, medians, parser, print_table, write_report
 
 RANKS = 256
 CULPRIT = 77
@@ -74,7 +73,7 @@ def measure(path: Path) -> tuple[float, float]:
     seconds = time.monotonic() - began
     if process.returncode or CULPRIT_HOST not in output.decode():
         raise SystemExit(f"the verdict is wrong: {output[:500]!r}")
-    return seconds, used.ru_maxrss * resource.getpagesize() / resource.getpagesize() / 1024
+    return seconds, used.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -91,8 +90,7 @@ def main() -> None:
             samples["explain_mb_per_s"].append(size_mb / seconds)
     found = medians(samples)
     print_table(("figure", f"{size_mb} MB"), [(name, f"{value:.2f}") for name, value in found.items()])
-    if flags.json:
-        write_json(flags.json, found, samples)
+    write_report(flags.json, found, {name: len(values) for name, values in samples.items()})
 
 
 if __name__ == "__main__":

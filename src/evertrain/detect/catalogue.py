@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from evertrain.detect.gate import words_of
+from evertrain.detect.gate import everywhere, words_of
 from evertrain.model.errors import UsageError
 from evertrain.model.findings import Action, Category, Culprit, CulpritType, Finding
 from evertrain.model.signals import Line
@@ -61,6 +61,13 @@ class Catalogue:
         self._lines = tuple(one for one in compiled if one.rule.where == "lines")
         self._metrics = tuple(one for one in compiled if one.rule.where == "metrics")
         self.words = frozenset(word for one in self._lines for word in one.words)
+        self._begins = everywhere(self.words) if self.words else None
+        self._by_word: dict[str, list[_Compiled]] = {}
+        for one in self._lines:
+            for word in one.words:
+                # a line is asked for the shortest word that begins at a place
+                found = self._begins.match(word) if self._begins else None
+                self._by_word.setdefault(found[1] if found else word, []).append(one)
 
     def without(self, groups: Iterable[str]) -> Catalogue:
         left_out = frozenset(groups)
@@ -68,10 +75,15 @@ class Catalogue:
 
     def look_at(self, line: Line) -> list[Finding]:
         """All that is known about this line."""
-        return _look(self._lines, line)
+        low = line.raw.lower()
+        if self._begins is None:
+            return []
+        asked = {word: None for word in self._begins.findall(low)}
+        rules = {one.rule.rule: one for word in asked for one in self._by_word[word]}
+        return _look(rules.values(), low, line)
 
     def look_at_metric(self, line: Line) -> list[Finding]:
-        return _look(self._metrics, line)
+        return _look(self._metrics, line.raw.lower(), line)
 
 
 def decode(content: Any, source: str) -> list[Rule]:
@@ -111,8 +123,7 @@ def _compile(rule: Rule) -> _Compiled:
     return _Compiled(rule, tuple(word.lower() for word in words), pattern, unless)
 
 
-def _look(rules: tuple[_Compiled, ...], line: Line) -> list[Finding]:
-    low = line.raw.lower()
+def _look(rules: Iterable[_Compiled], low: str, line: Line) -> list[Finding]:
     return [
         _finding(one.rule, found, line)
         for one in rules

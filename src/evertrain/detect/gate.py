@@ -90,10 +90,19 @@ def _runs(alternative: str) -> Iterator[str]:
 
 def gate(words: Iterable[str]) -> re.Pattern[bytes]:
     """One expression that finds any of the words in lower-case bytes."""
+    return re.compile(_tree(words).encode())
+
+
+def everywhere(words: Iterable[str]) -> re.Pattern[str]:
+    """Finds, at each place of a lower-case line where some words begin, the shortest of them (as its first group)."""
+    return re.compile(f"(?=({_tree(words)}))")
+
+
+def _tree(words: Iterable[str]) -> str:
     tree: dict[str, dict[str, object]] = {}
     for word in words:
         _plant(tree, word)
-    return re.compile(_expression(tree).encode())
+    return _expression(tree)
 
 
 def _plant(tree: dict[str, dict[str, object]], word: str) -> None:

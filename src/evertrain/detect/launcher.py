@@ -13,9 +13,21 @@ from msgspec import Struct
 from evertrain.model.findings import Action, Category, Culprit, Finding
 from evertrain.model.signals import Line
 
-WORDS = ("exitcode", "(local_rank:", "host      :", "host     :", "root cause (first", "exited with", "exit code",
-         "exited on signal", "return code", "terminated by signal", "<no_other_failures>", "error: node",
-         "task", "terminated with")  # fmt: skip
+WORDS = (
+    "exitcode",
+    "(local_rank:",
+    "host      :",
+    "host     :",
+    "rank      :",
+    "root cause (first",
+    "failures:",
+    "exited with",
+    "exit code",
+    "exited on signal",
+    "return code",
+    "terminated with",
+    "srun: error",
+)
 
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
 _OTHERS = re.compile(r"^\s*Failures:")

@@ -16,7 +16,7 @@ from evertrain.model.findings import Action, Category, Culprit, Finding
 from evertrain.model.report import RankError
 from evertrain.model.signals import Line
 
-WORDS = ("traceback (most", 'file "', "error", "exception", "interrupt", ".empty", "exit")
+WORDS = ("traceback (most", 'file "', "error", "exception", "interrupt", ".empty")
 
 _HEAD = re.compile(r"Traceback \(most recent call last\)")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')

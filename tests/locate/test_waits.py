@@ -152,25 +152,6 @@ def test_one_stack_that_waits_for_nobody_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "rank", "local", "host"),
-    [
-        ("rank0", 0, None, None),
-        ("rank 12", 12, None, None),
-        ("node-06/rank3", 3, None, "node-06"),
-        ("node-03/local5", None, 5, "node-03"),
-        ("node-7 rank 3", 3, None, "node-7"),
-        ("17", 17, None, None),
-        ("host1/global_rank=9", 9, None, "host1"),
-        ("node-1/local_rank2", None, 2, "node-1"),
-        ("sampled ranks", None, None, None),
-    ],
-)
-def test_names_of_dumps(label: str, rank: int | None, local: int | None, host: str | None) -> None:
-    seat = waits.seat(label)
-    assert (seat.rank, seat.local, seat.host) == (rank, local, host)
-
-
-@pytest.mark.parametrize(
     ("frame", "kind"),
     [
         ("ncclGroupEnd (libnccl.so.2)", "collective"),

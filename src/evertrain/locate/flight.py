@@ -15,7 +15,7 @@ things under the same number are a matter of the code.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from evertrain.locate.recorder import Group, Operation, Recording, Recordings, read_summary
@@ -59,7 +59,7 @@ def judge(found: Recordings) -> tuple[Finding, ...]:
         return (_finding("flight-out-of-step", "unknown", "human", 0.3, Culprit(), job.lines(accused), note),)
     if circles := [end for end in ends if len(end) > 1]:
         who = tuple(sorted(set().union(*circles)))
-        note = f"ranks {_list(who)} wait for each other in a circle: groups used in different order"
+        note = f"{_list(who)} wait for each other in a circle: groups used in different order"
         culprit = Culprit("rank", who)
         return (_finding("flight-deadlock", "user_code", "retry", 0.4, culprit, job.lines(who), note),)
     note = "every member has arrived where it waits and nothing moves: network or device, no rank is accused"
@@ -69,19 +69,20 @@ def judge(found: Recordings) -> tuple[Finding, ...]:
 def _accuse(job: _Job, accused: Mapping[int, Why], waits: Mapping[int, list[int]]) -> Finding:
     who = tuple(sorted(accused))
     reasons = set(accused.values())
-    behind = sum(1 for whom in waits.values() if whom)
+    behind = sum(1 for rank, whom in waits.items() if whom and rank not in accused)
+    has, is_ = ("has", "is") if len(who) == 1 else ("have", "are")
     category: Category = "unknown"
     action: Action = "retry"
     if reasons == {"passed"}:
         category, action, confidence = "gpu_hardware", "evict", 0.55
-        told = "have not finished what their peers finished long ago: their device does not get on"
+        told = f"{has} not finished what peers finished long ago: the device does not get on"
     elif reasons == {"empty"}:
-        confidence, told = 0.6, "live, but recorded nothing: interpreter held (GIL) or host stalled"
+        confidence, told = 0.6, f"{is_} alive, but recorded nothing: interpreter held (GIL) or host stalled"
     elif reasons == {"no dump"}:
         confidence, told = 0.4, "gave no dump: gone, stopped, or not collected"
     else:
-        confidence, told = 0.6, "have not called what the others wait in"
-    note = f"ranks {_list(who)} {told}; {behind} ranks wait for them, directly or through others"
+        confidence, told = 0.6, f"{has} not called what the others wait in"
+    note = f"{_list(who)} {told}; {behind} ranks wait for that, directly or through others"
     waiting = [rank for rank, whom in waits.items() if set(whom) & set(who) and rank not in accused][:3]
     evidence = (*job.lines(who), *job.lines(waiting))
     culprit = Culprit("rank", who[0] if len(who) == 1 else who)
@@ -286,9 +287,8 @@ def _mismatch(job: _Job) -> Finding | None:
         odd = tuple(sorted(rank for rank, told in by_rank.items() if _signature(told) != usual or not is_clear))
         names = {tuple(one.name for one in told) for told in by_rank.values()}
         what = "operations" if len(names) > 1 else "sizes or types"
-        note = f"different {what} under number {number} of group {job.group(name)}: ranks {_list(odd)} differ"
-        if not is_clear:
-            note = f"different {what} under number {number} of group {job.group(name)}, without a majority"
+        note = f"different {what} under number {number} of group {job.group(name)}"
+        note += f", unlike the others: {_list(odd)}" if is_clear else ", without a majority"
         evidence = tuple(
             f"rank {rank}: #{number} {told[0].name}, {told[0].shape}" for rank, told in sorted(by_rank.items())[:16]
         )
@@ -323,5 +323,5 @@ def _finding(
     )
 
 
-def _list(ranks: Iterable[int]) -> str:
-    return ", ".join(str(one) for one in ranks)
+def _list(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(str(one) for one in ranks)}"

@@ -16,6 +16,7 @@ import msgspec
 
 from evertrain.locate import stacks
 from evertrain.locate.places import WAITING_FOR_PEERS, Kind, Place, place
+from evertrain.locate.seats import Seat, seat
 from evertrain.model.findings import Action, Category, Culprit, Finding
 
 Waiter = TypeVar("Waiter", bound=Hashable)
@@ -78,26 +79,7 @@ def _circles(edges: Mapping[Waiter, list[Waiter]]) -> Iterator[frozenset[Waiter]
 
 # --- stack dumps
 
-
-class Seat(msgspec.Struct, frozen=True):
-    """Whose dump it is, as far as its name tells."""
-
-    label: str
-    rank: int | None = None
-    local: int | None = None
-    host: str | None = None
-    is_helper: bool = False
-    """A data loader's worker, a checkpoint writer: not a rank itself."""
-
-    @property
-    def culprit(self) -> int | str:
-        if self.rank is not None:
-            return self.rank
-        return f"{self.host}/local{self.local}" if self.host and self.local is not None else self.label
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank}" if self.rank is not None else str(self.culprit)
+_COMMAND_RANK = re.compile(r"--local[-_]rank[= ](\d{1,6})")
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -112,33 +94,6 @@ class Seen(msgspec.Struct, frozen=True):
         )
         idle = " (idle)" if self.place.is_idle else ""
         return f"{self.seat.label}: {self.place.kind}: {where}{idle}{called}"
-
-
-_RANK = re.compile(r"(?:^|[^a-z])(?:global[_ -]?)?rank[ _=:#-]*(\d+)", re.IGNORECASE)
-_LOCAL = re.compile(r"local(?:[_ -]?rank)?[ _=:#-]*(\d+)", re.IGNORECASE)
-_HELPER = re.compile(r"worker(?!s?[-_]?\d+[/:](?:rank|local))|loader|writer|child|helper|pin[_ ]?memory", re.IGNORECASE)
-_COMMAND_RANK = re.compile(r"--local[-_]rank[= ](\d+)")
-
-
-def seat(label: str) -> Seat:
-    """What a dump's name says: `rank0`, `node-06/rank0`, `node-03/local0`, `node-7 rank 3`, `12`, or nothing."""
-    local = _LOCAL.search(label)
-    without_local = label[: local.start()] + label[local.end() :] if local else label
-    rank = _RANK.search(without_local)
-    number = re.fullmatch(r"\s*(\d{1,6})\s*", label)
-    host, slash, _ = label.partition("/")
-    if not slash:
-        host = re.split(r"[:\s]", label, maxsplit=1)[0] if re.search(r"[:\s]", label) else ""
-    is_host = (
-        bool(host) and not _RANK.fullmatch(host) and not re.match(r"(?i)(rank|pid|process|sampled|all|local)", host)
-    )
-    return Seat(
-        label,
-        int(rank[1]) if rank else int(number[1]) if number else None,
-        int(local[1]) if local else None,
-        host if is_host else None,
-        bool(_HELPER.search(label)),
-    )
 
 
 def look(dumps: Mapping[str, str]) -> list[Seen]:

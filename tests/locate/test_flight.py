@@ -92,8 +92,9 @@ def test_a_device_that_does_not_finish_what_its_peers_finished() -> None:
     assert (found.rule, found.culprit, found.action) == ("flight-passed", Culprit("rank", 2), "evict")
 
 
-def test_a_broadcast_ends_on_its_root_first_and_shows_no_fault_of_others() -> None:
-    dumps = [dump(rank, entry("0", 5, "broadcast", done=rank == 0), groups=WORLD) for rank in range(4)]
+def test_a_broadcast_ends_on_some_first_and_shows_no_fault_of_the_others() -> None:
+    ahead = [dump(rank, entry("0", 5, "broadcast", done=True), entry("0", 6), groups=WORLD) for rank in (0, 3)]
+    dumps = [*ahead, *(dump(rank, entry("0", 5, "broadcast"), groups=WORLD) for rank in (1, 2))]
     assert judge(recorder.together(dumps)).culprit == Culprit()
 
 
@@ -184,6 +185,37 @@ def test_the_lowest_number_in_a_group() -> None:
     assert (found.culprit, found.action) == (Culprit("rank", (1, 2)), "evict")
 
 
+def test_who_lags_on_his_device_is_accused_whatever_else_he_waits_in() -> None:
+    """Ranks 0 and 2 lag in the group of all; the oldest of rank 2 is in a pair whose other half shows none."""
+    lagging = [pending("7", "PAIR", "_all_gather_base", 40), pending("9", "EXPERT", "all_to_all", 20)]
+    per_rank = {
+        str(rank): {"entries": 9, "first_pending": lagging if rank == 2 else [pending("9", "EXPERT", "all_to_all", at)]}
+        for rank, at in enumerate((20, 27, 20, 27))
+    }
+    members = {"9": ["EXPERT", "[0, 1, 2, 3]"], "7": ["PAIR", "[2, 3]"]}
+    (found,) = flight.judge_summary({"pg_members": members, "per_rank": per_rank})
+    assert found.culprit == Culprit("rank", (0, 2))
+
+
+def test_a_transfer_for_which_both_have_come_is_no_wait() -> None:
+    """Rank 0 sends to 1, which receives from it; 2 waits for 1. Rank 1 is neither absent nor in a circle."""
+    ops = ("send 0->1", "recv 1<-0", "recv 2<-1")
+    per_rank = {str(rank): {"entries": 2, "first_pending": [pending("5", "PP", op, 7)]} for rank, op in enumerate(ops)}
+    (found,) = flight.judge_summary({"pg_members": {"5": ["PP", "[0, 1, 2]"]}, "per_rank": per_rank})
+    assert (found.rule, found.culprit) == ("flight-all-arrived", Culprit())
+
+
+def test_members_that_nobody_lists_follow_from_two_that_are_known() -> None:
+    """Stages 0, 1 and 2 are ranks 0, 2 and, at equal distance, 4."""
+    per_rank: dict[str, Any] = {
+        "0": {"entries": 3, "first_pending": [pending("5", "PP", "send 0->2", 7)]},
+        "2": {"entries": 3, "first_pending": [pending("5", "PP", "send 1->2", 7)]},
+        "4": {"entries": 5, "first_pending": []},
+    }
+    (found,) = flight.judge_summary({"pg_members": {}, "per_rank": per_rank})
+    assert (found.rule, found.culprit) == ("flight-absent", Culprit("rank", 4))
+
+
 @pytest.mark.parametrize(
     "content", [{}, {"per_rank": 3}, {"per_rank": {"x": {}}}, {"pg_members": [], "per_rank": {"0": None}}]
 )
@@ -215,6 +247,24 @@ def test_what_cannot_be_read_is_said_in_one_line(data: bytes, rank: int | None, 
 )
 def test_the_rank_stands_at_the_end_of_the_name(name: str, rank: int | None) -> None:
     assert recorder.rank_of(name) == rank
+
+
+def test_what_is_nested_in_itself_costs_neither_time_nor_stack() -> None:
+    """A list of 60 times itself as every field of many entries; and lists 300,000 deep as names."""
+    itself = b"]q\x00(" + b"h\x00" * 60 + b"e"
+    deep = b"]" * 300_000 + b"a" * 299_999
+    for name in (b"h\x00", deep):
+        fields = b"".join(
+            b"X" + len(key).to_bytes(4, "little") + key + (name if key == b"process_group" else b"h\x00")
+            for key in (b"process_group", b"profiling_name", b"input_sizes", b"output_sizes", b"input_dtypes", b"state")
+        )
+        entry = b"}q\x01(" + fields + b"u"
+        data = (
+            b"\x80\x02}(X\x01\x00\x00\x00s" + itself + b"X\x07\x00\x00\x00entries](" + entry + b"h\x01" * 5_000 + b"eu."
+        )
+        found = recorder.read(data, 0)
+        assert found.ranks[0].count == 5_001
+        flight.judge(found)
 
 
 junk = st.recursive(

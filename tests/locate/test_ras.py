@@ -2,6 +2,9 @@
 
 import json
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from evertrain.locate import ras
 from evertrain.model.findings import Culprit
 
@@ -128,10 +131,10 @@ def test_no_report_says_nothing() -> None:
     assert ras.judge(['{"a": 1}']) == ()
 
 
-def document(behind: int) -> str:
+def document(*behind: int) -> str:
     ranks = [
         {"rank": rank, "host": "10.0.0.1", "pid": rank, "cuda_dev": rank,
-         "status": {"init_state": 0, "async_error": 0}, "collective_counts": {"AllReduce": 9 - (rank == behind)}}
+         "status": {"init_state": 0, "async_error": 0}, "collective_counts": {"AllReduce": 9 - (rank in behind)}}
         for rank in range(4)
     ]  # fmt: skip
     return json.dumps({"communicators": [{"hash": "0x1", "ranks": ranks, "missing_ranks": []}]}, indent=2)
@@ -145,7 +148,37 @@ def test_json_twice_the_same() -> None:
     assert found.culprit == Culprit("rank", 2)
 
 
+def test_one_ahead_of_all_others_accuses_nobody() -> None:
+    lines = document(0, 1, 3).splitlines()
+    (found,) = ras.judge(lines + lines)
+    assert (found.action, found.culprit) == ("human", Culprit())
+
+
 def test_json_missing_ranks() -> None:
     missing = {"rank": 5, "host": "h", "status": {"considered_dead": True}}
     (found,) = ras.judge([json.dumps({"communicators": [{"ranks": [], "missing_ranks": [missing]}]})])
     assert found.rule == "ras-dead" and found.culprit == Culprit("rank", 5)
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["ranks", "missing_ranks", "status", "async_error", "rank", "AllReduce"]), inner
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.lists(junk, max_size=3))
+def test_any_json_is_judged(communicators: list[object]) -> None:
+    for found in ras.judge([json.dumps({"communicators": communicators})]):
+        assert found.action in ("none", "retry", "human", "evict")
+
+
+@given(st.lists(st.sampled_from((TABLE + AHEAD + DEAD).splitlines()) | st.text(max_size=40), max_size=40))
+def test_lines_in_any_disorder_are_judged(lines: list[str]) -> None:
+    for found in ras.judge(lines):
+        assert found.note

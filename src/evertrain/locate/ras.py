@@ -318,7 +318,7 @@ def _read_json(text: str) -> Iterator[Look]:
     for document in documents:
         communicators = document.get("communicators") if isinstance(document, Mapping) else None
         if isinstance(communicators, list):
-            yield _look_at_json([one for one in communicators if isinstance(one, Mapping)])
+            yield _look_at_json(_mappings(communicators))
 
 
 def _look_at_json(communicators: list[Mapping[str, Any]]) -> Look:
@@ -327,8 +327,8 @@ def _look_at_json(communicators: list[Mapping[str, Any]]) -> Look:
     failed: dict[Member, None] = {}
     largest = 0
     for one in communicators:
-        ranks = [rank for rank in one.get("ranks") or () if isinstance(rank, Mapping)]
-        largest = max(largest, len(ranks) + len(one.get("missing_ranks") or ()))
+        ranks, absent = _mappings(one.get("ranks")), _mappings(one.get("missing_ranks"))
+        largest = max(largest, len(ranks) + len(absent))
         by_count: dict[str, dict[int, list[Member]]] = defaultdict(lambda: defaultdict(list))
         for rank in ranks:
             for told in rank.values():
@@ -344,11 +344,10 @@ def _look_at_json(communicators: list[Mapping[str, Any]]) -> Look:
             if len(counts) > 1:
                 key = (str(one.get("hash") or one.get("comm_hash") or one.get("id") or ""), operation)
                 levels[key] = tuple(Level(count, len(who), tuple(who)) for count, who in sorted(counts.items()))
-        for rank in one.get("missing_ranks") or ():
-            if isinstance(rank, Mapping):
-                status = rank.get("status")
-                dead = isinstance(status, Mapping) and status.get("considered_dead") is True
-                missing[dead][_json_member(rank)] = None
+        for rank in absent:
+            status = rank.get("status")
+            dead = isinstance(status, Mapping) and status.get("considered_dead") is True
+            missing[dead][_json_member(rank)] = None
     lines = [
         f"{key[1]} of {key[0]}: {level.count} ranks at {level.launched}"
         for key, found in levels.items()
@@ -356,6 +355,10 @@ def _look_at_json(communicators: list[Mapping[str, Any]]) -> Look:
     ]
     lines += [str(one) for found in missing.values() for one in found]
     return Look(largest, levels, tuple(missing[True]), tuple(missing[False]), (), tuple(failed), tuple(lines[:40]))
+
+
+def _mappings(told: Any) -> list[Mapping[str, Any]]:
+    return [one for one in told if isinstance(one, Mapping)] if isinstance(told, list) else []
 
 
 def _json_member(told: Mapping[str, Any]) -> Member:

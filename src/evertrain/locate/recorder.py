@@ -8,7 +8,7 @@ ones that are pending.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -75,8 +75,11 @@ class Recordings(msgspec.Struct, frozen=True):
 _PEER = re.compile(r"\b(\d+)\s*(?:->|<-)\s*(\d+)")
 _NUMBERS = re.compile(r"\d+")
 _RANK_IN_NAME = re.compile(r"(\d+)(?:\.[A-Za-z]\w*)*$")
-_FOLDED = 8
-"""Levels of nesting that sizes may have; they have two."""
+_MOST_ENTRIES = 20_000
+"""The newest ones are looked at; the recorder keeps 2,000 by default."""
+_LONGEST_NAME = 300
+_MOST_SIZES = 16
+"""Tensors, and dimensions, of an operation that are compared."""
 
 
 def rank_of(name: str) -> int | None:
@@ -112,7 +115,7 @@ def read(data: bytes, rank: int | None) -> Recordings:
     groups: dict[str, Group] = {group.name: group for group in config.values()}
     kept: dict[object, Operation] = {}
     count = 0
-    for entry in content["entries"]:
+    for entry in content["entries"][-_MOST_ENTRIES:]:
         if isinstance(entry, Mapping):
             count += 1
             group = _group_of(entry, config)
@@ -130,7 +133,7 @@ def read_summary(content: Mapping[str, Any]) -> Recordings:
     described = content.get("pg_members")
     for name, told in described.items() if isinstance(described, Mapping) else ():
         if isinstance(told, list | tuple) and len(told) >= 2:
-            groups[str(name)] = Group(str(name), str(told[0]), _ranks(told[1]))
+            groups[_text(name)] = Group(_text(name), _text(told[0]), _ranks(told[1]))
     ranks: dict[int, Recording] = {}
     per_rank = content.get("per_rank")
     for name, told in per_rank.items() if isinstance(per_rank, Mapping) else ():
@@ -138,10 +141,11 @@ def read_summary(content: Mapping[str, Any]) -> Recordings:
         if rank is None or not isinstance(told, Mapping):
             continue
         operations = []
-        for pending in told.get("first_pending") or ():
+        listed = told.get("first_pending")
+        for pending in listed if isinstance(listed, list | tuple) else ():
             if isinstance(pending, Mapping):
-                group = str(pending.get("pg", ""))
-                groups.setdefault(group, Group(group, str(pending.get("desc", ""))))
+                group = _text(pending.get("pg"))
+                groups.setdefault(group, Group(group, _text(pending.get("desc"))))
                 operations.append(_operation({"profiling_name": pending.get("op"), **pending}, group))
         ranks[rank] = Recording(rank, _number(told.get("entries")) or 0, tuple(operations), is_whole=False)
     return Recordings(ranks, groups)
@@ -162,7 +166,7 @@ def together(found: list[Recordings]) -> Recordings:
 
 
 def _operation(entry: Mapping[str, Any], group: str) -> Operation:
-    told = str(entry.get("profiling_name") or "?")
+    told = _text(entry.get("profiling_name")) or "?"
     backend, _, rest = told.partition(":")
     plain = rest if backend in _BACKENDS else told
     transfer = entry.get("is_p2p")
@@ -171,7 +175,7 @@ def _operation(entry: Mapping[str, Any], group: str) -> Operation:
     is_done = entry.get("state") == "completed" or entry.get("retired") is True
     is_done = is_done or bool(_number(entry.get("time_discovered_completed_ns")))
     kinds = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
-    shape = tuple(_folded(entry.get(kind), _FOLDED) for kind in kinds) if "input_sizes" in entry and not is_done else ()
+    shape = tuple(_sizes(entry.get(kind)) for kind in kinds) if "input_sizes" in entry and not is_done else ()
     return Operation(group, plain, _number(count) or 0, is_transfer, not is_done, shape)
 
 
@@ -183,17 +187,17 @@ def _config(content: Any) -> dict[str, Group]:
     found: dict[str, Group] = {}
     for key, told in content.items() if isinstance(content, Mapping) else ():
         if isinstance(told, Mapping) and (members := _ranks(told.get("ranks"))):
-            name = str(told.get("name") or key)
-            found[name] = Group(name, str(told.get("desc", "")), members)
+            name = _text(told.get("name")) or _text(key)
+            found[name] = Group(name, _text(told.get("desc")), members)
     return found
 
 
 def _group_of(entry: Mapping[str, Any], config: Mapping[str, Group]) -> Group:
     told = entry.get("process_group")
     if isinstance(told, list | tuple) and told:
-        name, description = str(told[0]), str(told[1]) if len(told) > 1 else ""
+        name, description = _text(told[0]), _text(told[1]) if len(told) > 1 else ""
     else:
-        name, description = str(told if told is not None else entry.get("pg_id", "")), ""
+        name, description = _text(told if told is not None else entry.get("pg_id")), ""
     return config.get(name) or Group(name, description)
 
 
@@ -209,7 +213,16 @@ def _number(told: Any) -> int | None:
     return int(told) if isinstance(told, str) and told.isdigit() and told.isascii() and len(told) < 20 else None
 
 
-def _folded(told: Any, levels: int) -> Any:
-    if isinstance(told, list | tuple):
-        return tuple(_folded(one, levels - 1) for one in told[:64]) if levels else ()
-    return told if isinstance(told, int | str) else None
+def _text(told: Any) -> str:
+    """A name. Anything else has none: what is nested without end must not be written out."""
+    return str(told)[:_LONGEST_NAME] if isinstance(told, str | int) else ""
+
+
+def _sizes(told: Any) -> tuple[Any, ...]:
+    """A list of types, or of lists of sizes, as something that can be compared."""
+    listed = told[:_MOST_SIZES] if isinstance(told, list | tuple) else ()
+    return tuple(_plain(one[:_MOST_SIZES]) if isinstance(one, list | tuple) else _plain((one,)) for one in listed)
+
+
+def _plain(told: Sequence[Any]) -> tuple[int | str | None, ...]:
+    return tuple(one if isinstance(one, int | str) else None for one in told)

@@ -89,6 +89,22 @@ def test_workers_that_read_files_lead_to_storage() -> None:
     assert (found.category, found.action) == ("storage", "storage")
 
 
+def test_workers_among_the_processes_of_a_rank_are_no_ranks() -> None:
+    worker = dump("read (user_data.py:3)", "_worker_loop (torch/utils/data/_utils/worker.py:349)").replace("9", "10")
+    assert judge(ranks(4, rank2=ALL_REDUCE + worker)).rule == "stack-all-inside"
+
+
+def test_who_stands_elsewhere_in_a_second_dump_moves_and_is_no_suspect() -> None:
+    later = {f"rank{rank} at 12:01:30": ALL_REDUCE for rank in range(8)}
+    elsewhere = dump("backward (model.py:90)", "step (train.py:39)")
+    stuck = judge(ranks(8, rank5=COMPUTE) | later | {"rank5 at 12:01:30": COMPUTE})
+    assert stuck.culprit == Culprit("rank", 5)
+    moving = judge(ranks(8, rank5=COMPUTE) | later | {"rank5 at 12:01:30": elsewhere})
+    assert moving.culprit == Culprit()
+    both = judge({"rank0": ALL_REDUCE, "rank1": COMPUTE, "rank0 again": COMPUTE, "rank1 again": ALL_REDUCE})
+    assert both.is_benign and both.action == "none"
+
+
 def test_the_only_one_that_cannot_be_read_is_stuck_in_the_kernel() -> None:
     found = judge(ranks(8, rank0=DENIED), ps_stat={"9": "Dl"})
     assert (found.category, found.action, found.culprit.type) == ("storage", "storage", "storage")

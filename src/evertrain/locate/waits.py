@@ -79,6 +79,7 @@ def _circles(edges: Mapping[Waiter, list[Waiter]]) -> Iterator[frozenset[Waiter]
 
 # --- stack dumps
 
+_CHILD = re.compile(r"multiprocessing[.-](?:spawn|fork|resource)|spawn_main|forkserver|pt_data_worker")
 _COMMAND_RANK = re.compile(r"--local[-_]rank[= ](\d{1,6})")
 
 
@@ -111,8 +112,27 @@ def look(dumps: Mapping[str, str]) -> list[Seen]:
                 own = Seat(
                     f"{label} pid {dump.pid}", None, int(told[1]) if told else None, own.host or label, own.is_helper
                 )
+            if not own.is_helper and _is_child(dump):
+                own = msgspec.structs.replace(own, is_helper=True)
             found.append(Seen(own, place(dump), dump.pid))
     return found
+
+
+def _is_child(dump: stacks.Dump) -> bool:
+    """A data loader's worker, found among the processes of its rank."""
+    return any(frame.function.endswith("_worker_loop") for thread in dump.threads for frame in thread.frames) or bool(
+        _CHILD.search(dump.command)
+    )
+
+
+def _standing(ranks: list[Seen]) -> list[Seen]:
+    """One dump for each process. Of several the last counts, and none if they differ: who moves does not hang."""
+    shown: dict[tuple[str | None, int | str, int | None], list[Seen]] = {}
+    for one in ranks:
+        shown.setdefault((one.seat.host, one.seat.culprit, one.pid), []).append(one)
+    return [
+        several[-1] for several in shown.values() if len({(one.place.kind, one.place.frame) for one in several}) == 1
+    ]
 
 
 def _says_nothing_came(text: str) -> bool:
@@ -126,6 +146,10 @@ def judge(dumps: Mapping[str, str], facts: Mapping[str, Any] | None = None) -> t
     helpers = [one for one in everyone if one.seat.is_helper]
     if not ranks:
         return ()
+    if not (standing := _standing(ranks)):
+        note = f"the stacks of all {len(ranks)} dumps differ from one time to the next: the job moves"
+        return (_finding("stack-moving", "none", "none", 0.4, Culprit("none"), ranks[:3], note, benign=True),)
+    ranks = standing
     told = _flat(facts or {})
     victims = [one for one in ranks if one.place.kind in WAITING_FOR_PEERS]
     suspects = [one for one in ranks if one.place.kind not in WAITING_FOR_PEERS]
@@ -266,6 +290,7 @@ def _finding(
     accused: list[Seen] | None = None,
     *,
     symptom: bool = False,
+    benign: bool = False,
 ) -> Finding:
     one = accused[0].seat if accused and len(accused) == 1 else None
     hosts = {seen.seat.host for seen in accused or []}
@@ -280,6 +305,7 @@ def _finding(
         rank=one.rank if one else None,
         host=next(iter(hosts)) if len(hosts) == 1 else None,
         is_symptom=symptom,
+        is_benign=benign,
         note=note,
     )
 

@@ -21,20 +21,21 @@ from harness import BIN, clean_environment, medians, parser, print_table, write_
 RANKS = 256
 CULPRIT = 77
 CULPRIT_HOST = f"node-{CULPRIT // 8:02d}"
-NORMAL = (
-    "[rank{rank}]: 2026-03-01 10:{m:02d}:{s:02d},{ms:03d} | INFO | trainer | iteration {i}/500000 | elapsed time per "
-    "iteration (s): 10.5 | lm loss: 2.11E+00 | grad norm: 0.14 | skipped iterations: 0 |",
-    "node-{host:02d}:{pid}:{pid} [{gpu}] NCCL INFO Channel {ch:02d}/0 : {rank}[{gpu}] -> {peer}[0] [send] via NET/IB/3",
-    "[rank{rank}]: batch {i} loaded in {ms} ms, 4096 tokens, queue 7/8",
-    "node-{host:02d}: 2026-03-01 10:{m:02d}:{s:02d} DEBUG checkpoint manager: shard {rank} of step {i} written, {ms} MiB",
-    "[rank{rank}]:[W301 10:{m:02d}:{s:02d}.000000 ProcessGroupNCCL.cpp:4115] Warning: using GPU {gpu} to perform barrier",
-)
+NORMAL = """\
+[rank{rank}]: 2026-03-01 10:{m:02d}:{s:02d},{ms:03d} | INFO | trainer | iteration {i}/500000 | elapsed time per \
+iteration (s): 10.5 | lm loss: 2.11E+00 | grad norm: 0.14 | skipped iterations: 0 |
+node-{host:02d}:{pid}:{pid} [{gpu}] NCCL INFO Channel {ch:02d}/0 : {rank}[{gpu}] -> {peer}[0] [send] via NET/IB/3
+[rank{rank}]: batch {i} loaded in {ms} ms, 4096 tokens, queue 7/8
+node-{host:02d}: 2026-03-01 10:{m:02d}:{s:02d} DEBUG checkpoint manager: shard {rank} of step {i} written, {ms} MiB
+[rank{rank}]:[W301 10:{m:02d}:{s:02d}.000000 ProcessGroupNCCL.cpp:4115] Warning: using GPU {gpu} to perform barrier\
+""".splitlines()
 WEIGHTS = (60, 15, 15, 9, 1)
 FOLLOWER = """\
 [rank{rank}]: Traceback (most recent call last):
-[rank{rank}]:   File "/opt/conda/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 81, in wrapper
+[rank{rank}]:   File "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 81, in wrapper
 [rank{rank}]:     return func(*args, **kwargs)
-[rank{rank}]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, remote process exited or there was a network error
+[rank{rank}]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, remote process exited or there was \
+a network error
 [rank{rank}]: Last error:
 [rank{rank}]: socketProgressOpt: Call to recv from 10.0.0.{host}<33759> failed : Connection reset by peer
 """

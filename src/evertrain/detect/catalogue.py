@@ -78,7 +78,7 @@ class Catalogue:
         low = line.raw.lower()
         if self._begins is None:
             return []
-        asked = {word: None for word in self._begins.findall(low)}
+        asked = dict.fromkeys(self._begins.findall(low))
         rules = {one.rule.rule: one for word in asked for one in self._by_word[word]}
         return _look(rules.values(), low, line)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 _MIN_WORD = 3
 
@@ -88,7 +89,8 @@ def _runs(alternative: str) -> Iterator[str]:
     yield run
 
 
-def gate(words: Iterable[str]) -> re.Pattern[bytes]:
+@lru_cache(maxsize=8)
+def gate(words: frozenset[str]) -> re.Pattern[bytes]:
     """One expression that finds any of the words in lower-case bytes."""
     return re.compile(_tree(words).encode())
 

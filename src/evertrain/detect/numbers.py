@@ -125,6 +125,9 @@ def _series(metrics: Mapping[str, Any], facts: Sequence[tuple[str, Any]]) -> Ite
     later = {path.rpartition(".")[2]: _numbers(value) for path, value in facts if "." in path}
     for path, value in facts:
         name = path.rpartition(".")[2]
+        if "." not in path and (slowed := _slowed(name, path, _numbers(value))):
+            yield slowed
+            continue
         is_loss = bool(_LOSS.search(name)) and "scale" not in name
         if not (is_loss or _NORM.search(name)) or "." in path:
             continue
@@ -144,6 +147,25 @@ def _series(metrics: Mapping[str, Any], facts: Sequence[tuple[str, Any]]) -> Ite
         elif last > 1.25 * base:
             yield _finding("series-diverges", "numerics", "human", Culprit("config", "recipe"), 0.7, text,
                            f"from {base:.3g} to {last:.3g} and no way back")  # fmt: skip
+
+
+def _slowed(name: str, path: str, numbers: Sequence[float]) -> Finding | None:
+    """All together became slower, and stay so: somebody holds them up, and nothing says who."""
+    is_rate = bool(_RATE.search(name))
+    if len(numbers) < 4 or not (is_rate or _TIME.search(name)) or _LOSS.search(name) or min(numbers) <= 0:
+        return None
+    third = max(1, len(numbers) // 3)
+    before, after = median(numbers[:third]), median(numbers[-third:])
+    change = before / after - 1 if is_rate else after / before - 1
+    worst = min(numbers) if is_rate else max(numbers)
+    text = f"{path}: {list(numbers)[:40]}"
+    if change > 0.04:
+        return _finding(
+            "series-slower", "straggler", "human", Culprit(), 0.55, text, f"{change:.0%} slower than before"
+        )
+    if abs(worst / before - 1) > 0.1:
+        return _finding("series-dip", "none", "none", Culprit("none"), 0.55, text, "slower for a while, and back")
+    return None
 
 
 def _outliers(metrics: Mapping[str, Any], path: str = "") -> Iterator[Finding]:

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 # names that look like hosts with a colon behind them and are none
 _NOT_A_HOST = re.compile(
-    r"(?:rank|step|epoch|iter|iteration|gpu|cuda|mlx|bnxt|ib|eth|en|bond|nvidia|nvme|sd|pid|bf|fp|int|task|default|frame"
+    r"(?:rank|step|epoch|iter|iteration|gpu|cuda|mlx\d|bnxt|ib|eth|en|bond|nvidia|nvme|sd|pid|bf|fp|int|task|default|frame"
     r"|line|stage|layer|thread|loss|lr|e|w|i|d|v|t|python|group|block|batch|shard|dp|tp|pp|cp|ep|chunk|level|attempt"
-    r"|core|cpu|kernel|device|port|xid|sxid|error|errno|http|https|file|exit|py|cu|cc|cpp|h|nccl)"
-    r"[-_]?\d[\d.]*$",
+    r"|core|cpu|kernel|device|port|xid|sxid|error|errno|http|https|file|exit|py|cu|cc|cpp|h|nccl|nvidia-nvswitch|md|ata|usb|pci"
+    r"|scsi|loop|dm|mc|igb|ixgbe|i\d+e|e\d+e|channel|expert|head|node_rank|version|v)"
+    r"[-_]?\d*[\d.]*$",
     re.IGNORECASE,
 )
 # a letter and a digit, or an address: `node-12`, `gpu-a-3`, `10.0.0.4`, `ip-10-0-0-4.ec2.internal`
@@ -33,6 +34,7 @@ _NCCL = re.compile(r"([A-Za-z0-9][\w.-]*):\d+:\d+ \[\d+\] ?")
 _UCX = re.compile(r"\[([A-Za-z0-9][\w.-]*):\d+ *:\d+:\d+\] ?")
 _LABEL = re.compile(rf"({_HOST}): ?(?=\S)")
 _POD = re.compile(rf"\[({_HOST})\] ")
+_TAG = re.compile(r"\[[A-Za-z][A-Za-z_ ]*\] ?")
 _SRUN = re.compile(r" *(\d{1,5}): (?=\S|$)")
 _RANK = re.compile(r"\[rank *(\d+)\]:? ?|\[default(\d+)\]:? ?|\(rank *(\d+)\):? |rank[ _]?(\d+): ", re.IGNORECASE)
 _TASK = re.compile(rf"\[(?:task ?\d+ ?)?(?:rank ?(\d+) ?)?({_HOST})\] ?")
@@ -76,9 +78,11 @@ def origin(raw: str) -> Origin:
             host = host or found[1]
         elif found := _BRACKET_TIME.match(raw, at):
             pass  # says when, not who
-        elif (found := _LABEL.match(raw, at) or _POD.match(raw, at)) and looks_like_host(found[1]):
+        elif not is_kernel and (found := _LABEL.match(raw, at) or _POD.match(raw, at)) and looks_like_host(found[1]):
             # the innermost of several names is the writer's own
             host = host or found[1]
+        elif found := _TAG.match(raw, at):
+            pass
         elif at == 0 and (found := _SRUN.match(raw, at)):
             rank = int(found[1])
         else:

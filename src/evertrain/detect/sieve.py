@@ -19,7 +19,7 @@ MAX_LINE = 8192
 """Bytes of a line that are looked at: what a failure says stands at its beginning."""
 MAX_EACH = 2000
 """Findings that one rule keeps."""
-_READERS = (launcher, nic, timeouts, tracebacks, xid)
+_WORDS = frozenset(word for reader in (launcher, nic, timeouts, tracebacks, xid) for word in reader.WORDS)
 
 
 class Sieve:
@@ -27,8 +27,7 @@ class Sieve:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        words = {word for reader in _READERS for word in reader.WORDS}
-        self._gate = gate(catalogue.words | words)
+        self._gate = gate(catalogue.words | _WORDS)
         self._nic_words, self._timeout_words, self._xid_words = nic.WORDS, timeouts.WORDS, xid.WORDS
         self._kernel = xid.Kernel()
         self._ends = launcher.Ends()

@@ -19,6 +19,8 @@ from evertrain.model.findings import Category, Culprit, CulpritType, Finding, Ve
 ALIKE = 0.1
 """Findings of programs whose confidences differ by less are equals: the first in time is the cause."""
 MANY_HOSTS = 3
+MANY_PORTS = 2
+"""Hosts: a link has two ends, and a switch many."""
 NAMED_BY = 3
 """Hosts that must name the same silent peer before it is convicted on their word."""
 SURE = 0.9
@@ -28,6 +30,8 @@ _SOFTWARE: frozenset[Category] = frozenset(
 )  # fmt: skip
 _ROLLBACK = "rollback_user_code"
 _HISTORY = "failed-before"
+_AGAIN = "fact-same-host"
+_VAGUE_GROUPS = ("cuda", "xid", "exits", "library", "nccl", "network")
 _RACK = re.compile(r"(?:^|[-_.])r(?:ack)?-?0*(\d+)(?=[-_.]|$)|rack-?0*(\d+)", re.IGNORECASE)
 
 
@@ -96,8 +100,10 @@ def _weighed(causes: Iterable[Finding], known: Circumstances) -> tuple[list[Find
             kept.append(one)
         elif one.rule == _HISTORY and (not known.died or (present and one.host not in present)):
             set_aside[one.rule] = "nothing points at this host now"
-        elif len(hosts.get(one.rule, ())) >= MANY_HOSTS:
+        elif len(hosts.get(one.rule, ())) >= (MANY_PORTS if one.category == "network_ib" else MANY_HOSTS):
             kept.append(_many_hosts(one, [other for other in causes if other.rule == one.rule]))
+        elif one.rule == _AGAIN and any(_explains_itself(other) for other in causes):
+            set_aside[one.rule] = "the error explains itself on any host"
         elif known.moves_between_hosts and one.confidence < SURE:
             set_aside[one.rule] = "the failure moves between hosts"
         elif one.confidence < 0.8 and not (one.host or one.rank is not None or _names_somebody(one.culprit)):
@@ -105,6 +111,11 @@ def _weighed(causes: Iterable[Finding], known: Circumstances) -> tuple[list[Find
         else:
             kept.append(one)
     return kept, set_aside
+
+
+def _explains_itself(one: Finding) -> bool:
+    """A program's own error: where it happens says nothing about the machine."""
+    return one.action in ("user_code", "storage", "retry") and one.group not in _VAGUE_GROUPS and one.confidence >= 0.55
 
 
 def _names_somebody(culprit: Culprit) -> bool:

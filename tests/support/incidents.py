@@ -1,0 +1,152 @@
+"""Failures in other forms than the known cases have: other versions, other wording, other prefixes.
+
+Each is `(name, signals, category, action, host)`; the host is None where nobody is convicted by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Form = tuple[str, dict[str, Any], str, str, str | None]
+
+TORCHRUN = """\
+E0311 18:33:20.104000 4021 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: {code}) local_rank: 3 (pid: 90211) of binary: /usr/bin/python3
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2025-03-11_18:33:20
+  host      : gpu-a-12
+  rank      : 43 (local_rank: 3)
+  exitcode  : {code} (pid: 90211)
+  error_file: <N/A>
+  traceback : {traceback}
+============================================================"""
+
+NCCL_FOLLOWERS = [
+    "[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, remote process exited or there was a network error",
+    "[rank1]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    "gpu-a-03:77:99 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer gpu-a-12<41234>",
+]
+WATCHDOG = (
+    "[rank{rank}]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={n}, NumelOut={n}, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
+)
+
+
+def torchrun(code: int, traceback: str = "<N/A>") -> list[str]:
+    return TORCHRUN.format(code=code, traceback=traceback).splitlines()
+
+
+def logs(*lines: str, **more: Any) -> dict[str, Any]:
+    return {"logs": list(lines), **more}
+
+
+def dmesg(*lines: str, host: str | None = "gpu-a-12", **more: Any) -> dict[str, Any]:
+    return {"dmesg": list(lines), **({"collected_from": {"dmesg": host}} if host else {}), **more}
+
+
+def facts(**metrics: Any) -> dict[str, Any]:
+    return {"metrics": metrics}
+
+
+FORMS: tuple[Form, ...] = (
+    # GPUs
+    ("xid 79 with followers", dmesg("[  812.1] NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", logs=NCCL_FOLLOWERS), "gpu_hardware", "evict", "gpu-a-12"),
+    ("xid 79 in syslog", dmesg("Mar  3 11:04:05 worker-7 kernel: [99.2] NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off the bus.", host=None), "gpu_hardware", "evict", "worker-7"),
+    ("lost without a code, one line", dmesg("kern  :err   : 2025-01-21T04:41:44,283302+00:00 NVRM: GPU 0000:4b:00.0: GPU has fallen off the bus."), "gpu_hardware", "evict", "gpu-a-12"),
+    ("xid 48 with 63", dmesg("[1.1] NVRM: Xid (PCI:0000:5d:00): 48, pid=1, An uncorrectable double bit error (DBE) has been detected on GPU", "[1.2] NVRM: Xid (PCI:0000:5d:00): 63, pid=1, Row Remapper: New row marked for remapping"), "gpu_memory_ecc", "evict", "gpu-a-12"),
+    ("xid 94 with 45", dmesg("[1.1] NVRM: Xid (PCI:0000:5d:00): 94, pid=71, name=python, Contained: SM (0x1). RST: No, D-RST: No", "[1.2] NVRM: Xid (PCI:0000:5d:00): 45, pid=71, name=python, Ch 00000008", exitcode=-6), "gpu_memory_ecc", "evict", "gpu-a-12"),
+    ("xid 154 orders a reset", dmesg("[5.1] NVRM: Xid (PCI:0000:5d:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"), "gpu_hardware", "evict", "gpu-a-12"),
+    ("xid 154 none", dmesg("[5.1] NVRM: Xid (PCI:0000:5d:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"), "none", "none", None),
+    ("xid 63 alone", dmesg("[5.1] NVRM: Xid (PCI:0000:5d:00): 63, pid=1850, Row Remapper: New row marked for remapping, reset gpu to activate"), "none", "none", None),
+    ("xid 43 alone, no job", dmesg("[5.1] NVRM: Xid (PCI:0000:5d:00): 43, pid=1850, name=python, Ch 00000008"), "none", "none", None),
+    ("xid 74 and the job died", dmesg("[5.1] NVRM: Xid (PCI:0000:5d:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 4(0x10000, 0x0, 0x0)", exitcode=-6), "nvlink_fabric", "evict", "gpu-a-12"),
+    ("xid 13 at one processor in many runs", dmesg(*[f"[{at}.1] NVRM: Xid (PCI:0000:5d:00): 13, pid={at}, name=python, Graphics SM Warp Exception on (GPC 3, TPC 1, SM 0): Illegal Instruction Encoding" for at in (1000, 9000, 20000)]), "gpu_hardware", "evict", "gpu-a-12"),
+    ("xid 31 on one GPU", dmesg("[5.1] NVRM: Xid (PCI:0000:5d:00): 31, pid=7, name=python, Ch 00000010, intr 10000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f_0"), "user_code", "user_code", None),
+    ("xid 119 on many hosts", dmesg(*[f"gpu-a-{n}: [5.1] NVRM: Xid (PCI:0000:9b:00): 119, pid=2, name=python, Timeout after 45s of waiting for RPC response from GPU4 GSP!" for n in range(10, 16)], host=None), "driver_gsp", "human", None),
+    ("xid 149 link down, peer's fault", dmesg("[5.1] NVRM: Xid (PCI:0008:01:00): 149, pid=1, name=x, NETIR_LINK_DOWN Fatal XC0 i0 Link 03 (0x022001c6 0x00000000 0x0 0x0 0x0 0x0 0x0)"), "nvlink_fabric", "human", None),
+    ("xid 149 signal integrity", dmesg("[5.1] NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT  Fatal XC0 i0 Link 03 (0x00a00011 0x00000000 0x0 0x0 0x0 0x0 0x0)"), "nvlink_fabric", "evict", "gpu-a-12"),
+    ("xid 149 bit errors", dmesg("[5.1] NVRM: Xid (PCI:0008:01:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00000013 0x00000000 0x0 0x0 0x0 0x0 0x0)"), "none", "none", None),
+    ("sxid fatal", dmesg("nvidia-nvswitch1: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 28 LTSSM Fault Up"), "nvlink_fabric", "evict", "gpu-a-12"),
+    ("fabric manager down", logs("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", collected_from={"logs": "gpu-a-12"}), "nvlink_fabric", "evict", "gpu-a-12"),
+    ("ecc through nccl", logs("gpu-a-12:10:20 [3] NCCL WARN Cuda failure 'uncorrectable ECC error encountered'", *NCCL_FOLLOWERS), "gpu_memory_ecc", "evict", "gpu-a-12"),
+    ("nvml lost", logs("[gpu-a-12] pynvml.NVMLError_GpuIsLost: GPU is lost"), "gpu_hardware", "evict", "gpu-a-12"),
+    ("driver mismatch", logs("gpu-a-12: Failed to initialize NVML: Driver/library version mismatch"), "driver_gsp", "evict", "gpu-a-12"),
+    ("driver too old", logs("RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."), "driver_gsp", "human", None),
+    ("illegal access, same host again", {"logs": ["RuntimeError: CUDA error: an illegal memory access was encountered"], "metrics": {"history": "fails again on the same host, other nodes are fine"}, "collected_from": {"logs": "gpu-a-12"}}, "gpu_hardware", "evict", "gpu-a-12"),
+    # network
+    ("mlx5 gives up", dmesg("mlx5_core 0000:c3:00.0: wait_func:1151:(pid 712): ENABLE_HCA(0x104) timeout. Will cause a leak of a command resource"), "network_ib", "evict", "gpu-a-12"),
+    ("port flaps", dmesg(*[f"Aug 17 06:{n:02d}:01 node-07 systemd-networkd[5398]: ib3: lost carrier" for n in range(8)], host=None), "network_ib", "evict", "node-07"),
+    ("one flap", dmesg("Aug 17 06:01:01 node-07 systemd-networkd[5398]: ib3: lost carrier", host=None), "none", "none", None),
+    ("access register noise", dmesg(*["mlx5_core 0000:c3:00.0: mlx5_cmd_out_err:808:(pid 1): ACCESS_REG(0x805) op_mod(0x1) failed, status bad parameter(0x3)"] * 5), "none", "none", None),
+    ("transmit queue three times", dmesg(*[f"[{n}.0] NETDEV WATCHDOG: ens1 (mlx5_core): transmit queue {n} timed out" for n in (100, 200, 300)]), "network_ib", "human", None),
+    ("port error with name of device", logs("gpu-a-12:34050:34121 [0] NCCL WARN NET/IB : mlx5_4:1 Got async event : port error", "gpu-a-12:34051:34122 [1] NCCL WARN NET/IB : mlx5_4:1 Got async event : port error", *NCCL_FOLLOWERS), "network_ib", "evict", "gpu-a-12"),
+    ("wrong gid index", logs("NCCL WARN Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_0:1, curr state INIT, next state RTR, local GID index 0"), "network_config", "human", None),
+    ("no interface", logs("NCCL WARN Bootstrap : no socket interface found", "ncclInternalError: Internal check failed."), "network_config", "human", None),
+    ("locked memory", logs("NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory", "torch.distributed.DistBackendError: NCCL error in: x, unhandled system error"), "container_config", "human", None),
+    # hosts and schedulers
+    ("kernel panic", dmesg("[9.1] Kernel panic - not syncing: Fatal exception in interrupt"), "host_os", "evict", "gpu-a-12"),
+    ("soft lockup", dmesg("[9.1] watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [kworker/3:1:88]"), "host_os", "evict", "gpu-a-12"),
+    ("local disk", dmesg("[9.1] nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10", "[9.2] blk_update_request: I/O error, dev nvme0n1, sector 1"), "host_os", "evict", "gpu-a-12"),
+    ("slurm lost a node", logs("srun: error: Node failure on gpu-a-12", "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.", "slurmstepd: error: *** STEP 88.0 ON gpu-a-01 CANCELLED AT 2024-01-01T00:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", exitcode=143), "host_os", "evict", "gpu-a-12"),
+    ("kubernetes lost a node", logs("Warning  NodeNotReady  pod/train-worker-3  Node is not ready", collected_from={"logs": "gpu-a-12"}), "host_os", "evict", "gpu-a-12"),
+    ("node short of disk", logs("Warning  Evicted  pod/train-1  The node was low on resource: ephemeral-storage.", exitcode=137, collected_from={"logs": "gpu-a-12"}), "host_os", "retry", "gpu-a-12"),
+    ("preempted", logs("slurmstepd: error: *** JOB 8123 ON gpu-a-12 CANCELLED AT 2024-01-01T00:00:00 DUE TO PREEMPTION ***", exitcode=-15), "preemption", "retry", None),
+    ("time limit", logs("slurmstepd: error: *** STEP 77.0 ON gpu-a-12 CANCELLED AT 2024-01-01T00:00:00 DUE TO TIME LIMIT ***", *NCCL_FOLLOWERS, exitcode=143), "preemption", "retry", None),
+    ("spot reclaimed", logs("aws-node-termination-handler: spot interruption notice received, draining", exitcode=143), "preemption", "retry", None),
+    # memory
+    ("cuda oom", logs("[rank7]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 7 has a total capacity of 79.10 GiB", *NCCL_FOLLOWERS, exitcode=1), "oom_gpu", "user_code", None),
+    ("oom killer", dmesg("[7.1] Out of memory: Killed process 9121 (python) total-vm:1kB, anon-rss:1kB", logs=torchrun(-9, "Signal 9 (SIGKILL) received by PID 90211"), exitcode=-9), "oom_host", "user_code", None),
+    ("pod oom", logs("    Last State:     Terminated", "      Reason:       OOMKilled", "      Exit Code:    137", exitcode=137), "oom_host", "user_code", None),
+    ("slurm oom", logs("slurmstepd: error: Detected 2 oom_kill events in StepId=9.0. Some of the step tasks have been OOM Killed.", "srun: error: gpu-a-12: task 3: Out Of Memory"), "oom_host", "user_code", None),
+    ("shm through the loader", logs("RuntimeError: DataLoader worker (pid 912) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."), "container_config", "human", None),
+    ("open files", logs("OSError: [Errno 24] Too many open files: '/data/x'"), "container_config", "human", None),
+    # storage
+    ("stale handle", logs("[rank2]: OSError: [Errno 116] Stale file handle: '/nfs/ckpt/step_10'", *NCCL_FOLLOWERS), "storage", "storage", None),
+    ("lustre evicts", dmesg("[8.1] LustreError: 11-0: scratch-OST0007-osc-ffff: operation ost_write to node 10.0.0.4@o2ib failed: rc = -107", "[8.2] LustreError: 167-0: scratch-OST0007: This client was evicted by scratch-OST0007"), "storage", "storage", None),
+    ("checkpoint cut short", logs("Traceback (most recent call last):", '  File "/app/train.py", line 9, in load', "    torch.load(path)", "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"), "storage", "storage", None),
+    ("quota", logs("OSError: [Errno 122] Disk quota exceeded: '/home/me/ckpt'"), "storage", "storage", None),
+    ("object store", logs("botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject operation (reached max retries: 4): Please reduce your request rate."), "storage", "storage", None),
+    ("nfs silent", dmesg("[8.1] nfs: server filer01 not responding, still trying", "[130.2] INFO: task python:8812 blocked for more than 120 seconds.", "[130.3]  rpc_wait_bit_killable+0x1e/0x90 [sunrpc]"), "storage", "storage", None),
+    # programs
+    ("key error among followers", logs("[rank3]: Traceback (most recent call last):", '[rank3]:   File "/home/u/train.py", line 40, in main', "[rank3]: KeyError: 'labels'", *NCCL_FOLLOWERS, exitcode=1), "user_code", "user_code", None),
+    ("index out of range on the device", logs("../aten/src/ATen/native/cuda/Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0], thread: [4,0,0] Assertion `t >= 0 && t < n_classes` failed.", "RuntimeError: CUDA error: device-side assert triggered"), "user_code", "user_code", None),
+    ("unknown option", logs("usage: train.py [-h] [--lr LR]", "train.py: error: unrecognized arguments: --learning-rate 3", *torchrun(2), exitcode=2), "user_config", "user_code", None),
+    ("sizes do not divide", logs("AssertionError: world size (24) is not divisible by total_model_size (16)"), "user_config", "user_code", None),
+    ("missing variable", logs("ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable MASTER_ADDR expected, but not set"), "user_config", "user_code", None),
+    ("different operations", logs(WATCHDOG.format(rank=0, seq=77, op="ALLREDUCE", n=1), WATCHDOG.format(rank=1, seq=77, op="BROADCAST", n=1)), "user_code", "user_code", None),
+    ("all wait in the same", logs(*[WATCHDOG.format(rank=rank, seq=77, op="ALLREDUCE", n=1) for rank in range(4)], exitcode=-6), "unknown", "human", None),
+    ("fingerprints differ", logs("RuntimeError: Detected mismatch between collectives on ranks. Rank 3 is running collective: CollectiveFingerPrint(SequenceNumber=8, OpType=BARRIER), but Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=8, OpType=ALLREDUCE)."), "user_code", "user_code", None),
+    ("broken image", logs("PIL.UnidentifiedImageError: cannot identify image file '/data/0001.jpg'"), "data", "user_code", None),
+    ("broken shard", logs("ValueError: corrupt shard /data/train-00012.tar at offset 881"), "data", "user_code", None),
+    ("undefined symbol", logs("ImportError: /usr/lib/flash_attn_2_cuda.cpython-311.so: undefined symbol: _ZN3c105ErrorC2E"), "framework_bug", "human", None),
+    ("segfault in one rank", logs(*torchrun(-11, "Signal 11 (SIGSEGV) received by PID 90211"), exitcode=-11), "framework_bug", "human", None),
+    ("nccl versions", logs("NCCL WARN Mismatched NCCL version detected : rank 0 2.18.3 rank 1 2.19.4"), "framework_bug", "human", None),
+    ("loss not finite", logs("iteration 120/ 5000 | lm loss: nan | grad norm: nan |", "AssertionError: found NaN in local grad norm in backward pass"), "numerics", "human", None),
+    ("scale at its floor", logs("Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."), "numerics", "human", None),
+    # hang_dataloader, sdc, straggler, recent changes
+    ("loader times out", logs("[rank5]: RuntimeError: DataLoader timed out after 600 seconds", *NCCL_FOLLOWERS), "hang_dataloader", "retry", None),
+    ("loader is stuck", facts(dataloader={"rank5": "stuck, no batch for 900 s"}), "hang_dataloader", "retry", None),
+    ("replay differs", facts(replay={"gpu-a-12": "bitwise mismatch in layer 3"}, others="equal"), "sdc", "evict", "gpu-a-12"),
+    ("one host computes other numbers", logs("[check] gpu-a-12: GEMM verification failed: mismatch at 12 elements", "[check] gpu-a-13: GEMM ok"), "sdc", "evict", "gpu-a-12"),
+    ("one slow host", facts(step_time_s={"gpu-a-10": 1.01, "gpu-a-11": 1.0, "gpu-a-12": 1.42, "gpu-a-13": 0.99, "gpu-a-14": 1.0}), "straggler", "evict", "gpu-a-12"),
+    ("low throughput of one", facts(tflops={"gpu-a-10": 410, "gpu-a-11": 408, "gpu-a-12": 300, "gpu-a-13": 411}), "straggler", "evict", "gpu-a-12"),
+    ("nobody is slow", facts(step_time_s={"gpu-a-10": 1.01, "gpu-a-11": 1.0, "gpu-a-12": 1.02, "gpu-a-13": 0.99}), "none", "none", None),
+    ("throttled", facts(throttle_reasons={"gpu-a-12": "hw_thermal_slowdown"}), "straggler", "evict", "gpu-a-12"),
+    ("after a commit", {"logs": ["TypeError: forward() got an unexpected keyword argument 'mask'"], "exitcode": 1, "metrics": {"recent_change": "commit 8a1f merged 10 minutes before the restart"}}, "user_code", "rollback_user_code", None),
+    ("after an upgrade", {"logs": ["ImportError: cannot import name 'top_k' from 'sampler' (/app/sampler.py)"], "exitcode": 1, "metrics": {"previous_version": "works"}}, "user_code", "rollback_user_code", None),
+    ("hardware fails after a commit", {"dmesg": ["[1.1] NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off the bus."], "collected_from": {"dmesg": "gpu-a-12"}, "metrics": {"recent_change": "commit 8a1f"}}, "gpu_hardware", "evict", "gpu-a-12"),
+    # numbers
+    ("spike that comes back", facts(loss=[2.1, 2.1, 2.2, 6.4, 3.0, 2.3, 2.1]), "none", "none", None),
+    ("loss runs away", facts(lm_loss=[2.1, 2.1, 2.2, 3.4, 4.8, 6.1, 7.2]), "numerics", "human", None),
+    # nothing
+    ("a finished job", logs("[after training is done] datetime: 2024-01-01 00:00:00", exitcode=0), "none", "none", None),
+    ("died without a word", {"exitcode": 1}, "unknown", "human", None),
+    ("only followers", {"logs": NCCL_FOLLOWERS[:2], "exitcode": 1}, "network_ib", "human", None),
+)  # fmt: skip

@@ -24,6 +24,8 @@ from evertrain.model.signals import Signals
 from evertrain.observe import rules
 
 CASES = Path(__file__).resolve().parent.parent / "tests" / "data" / "cases" / "cases.jsonl"
+IN_CODE = ("exits", "flight", "nic", "numbers", "ras", "stacks", "timeouts", "tracebacks", "xid")
+"""Groups of rules that are functions, not lines of the catalogue."""
 NAMED = ("host", "gpu", "nic", "link", "rack", "rank")
 
 Case = dict[str, Any]
@@ -141,7 +143,7 @@ def main() -> None:
     for name, right, category in whole.injected:
         print(f"  injected: {name}: ranks {'right' if right else 'wrong'}, category {category}")
     if flags.groups:
-        for group in sorted({rule.group for rule in catalogue.rules}):
+        for group in sorted({*(rule.group for rule in catalogue.rules), *IN_CODE}):
             results[f"without {group}"] = score(cases, catalogue.without([group])).figures()
             _print(f"without {group}", results[f"without {group}"])
     if flags.json:

@@ -75,7 +75,7 @@ def test_without_the_rules_of_a_category_nobody_else_is_convicted(category: str)
     assert score_cases.score(CASES, poorer).wrong_evictions == []
 
 
-@pytest.mark.parametrize("group", sorted({rule.group for rule in CATALOGUE.rules}))
+@pytest.mark.parametrize("group", sorted({*(rule.group for rule in CATALOGUE.rules), *score_cases.IN_CODE}))
 def test_without_a_group_of_rules_nobody_else_is_convicted(group: str) -> None:
     assert score_cases.score(CASES, CATALOGUE.without([group])).wrong_evictions == []
 

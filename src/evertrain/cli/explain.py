@@ -157,9 +157,8 @@ def _show(verdict: Verdict, found: Pile) -> None:
         for rule, reason in verdict.considered[:12]:
             out.print(f"  {rule}: {plain(reason)}", style="dim")
     read = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in sorted(found.kinds.items())) or "nothing"
-    out.print(
-        f"\nRead: {read}; {found.sieve.lines} lines, {found.sieve.looked} of them looked at closely.", style="dim"
-    )
+    lines = f"; {found.sieve.lines} lines, {found.sieve.looked} of them looked at closely" if found.sieve.lines else ""
+    out.print(f"\nRead: {read}{lines}.", style="dim")
 
 
 def _culprit(kind: str, name: str | int | Sequence[str] | Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from evertrain.detect.gate import everywhere, words_of
+from evertrain.detect.gate import everywhere, trimmed, words_of
 from evertrain.model.errors import UsageError
 from evertrain.model.findings import Action, Category, Culprit, CulpritType, Finding
 from evertrain.model.signals import Line
@@ -55,8 +55,10 @@ class _Compiled(Struct, frozen=True):
 class Catalogue:
     """Rules, ready to be asked. Raises ValueError, naming the rule, where one cannot be used."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self.rules = tuple(rules)
+    def __init__(self, rules: Iterable[Rule], *, left_out: Iterable[str] = ()) -> None:
+        self.left_out = frozenset(left_out)
+        """Groups that are switched off, of rules in code too."""
+        self.rules = tuple(rule for rule in rules if rule.group not in self.left_out)
         compiled = [_compile(rule) for rule in self.rules]
         self._lines = tuple(one for one in compiled if one.rule.where == "lines")
         self._metrics = tuple(one for one in compiled if one.rule.where == "metrics")
@@ -70,8 +72,7 @@ class Catalogue:
                 self._by_word.setdefault(found[1] if found else word, []).append(one)
 
     def without(self, groups: Iterable[str]) -> Catalogue:
-        left_out = frozenset(groups)
-        return Catalogue(rule for rule in self.rules if rule.group not in left_out)
+        return Catalogue(self.rules, left_out=self.left_out | frozenset(groups))
 
     def look_at(self, line: Line) -> list[Finding]:
         """All that is known about this line."""
@@ -120,7 +121,7 @@ def _compile(rule: Rule) -> _Compiled:
         unless = re.compile(rule.unless, re.IGNORECASE) if rule.unless else None
     except (re.error, ValueError) as error:
         raise ValueError(f"rule {rule.rule}: {error}") from error
-    return _Compiled(rule, tuple(word.lower() for word in words), pattern, unless)
+    return _Compiled(rule, tuple(trimmed(word.lower()) for word in words), pattern, unless)
 
 
 def _look(rules: Iterable[_Compiled], low: str, line: Line) -> list[Finding]:

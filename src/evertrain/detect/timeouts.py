@@ -75,9 +75,9 @@ def _compare(works: Sequence[Work]) -> Finding | None:
     for one in works:
         for other in works:
             if one.seq == other.seq and (one.op != other.op or one.sizes != other.sizes):
-                what = "operations" if one.op != other.op else "sizes"
+                what = "operation" if one.op != other.op else "size"
                 return _mismatch(
-                    one, other, 0.9, f"the same number {one.seq}, different {what}: ranks went different ways"
+                    one, other, 0.9, f"collective {one.seq} differs in {what} between ranks: they went different ways"
                 )
     first, last = min(works, key=lambda work: work.seq), max(works, key=lambda work: work.seq)
     if first.seq != last.seq and first.op != last.op:

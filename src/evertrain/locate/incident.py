@@ -43,7 +43,7 @@ def judge(sieve: Sieve, signals: Signals, catalogue: Catalogue, more: Sequence[F
         *(ras.judge(signals.ras, signals.metrics) if signals.ras else ()),
         *more,
     ]
-    findings = [_with_link(finding, signals.metrics) for finding in findings]
+    findings = [_with_link(one, signals.metrics) for one in findings if one.group not in catalogue.left_out]
     return verdict.draw(findings, _circumstances(findings, ends, signals))
 
 

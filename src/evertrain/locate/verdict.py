@@ -255,7 +255,7 @@ def _considered(best: Finding, findings: Sequence[Finding], set_aside: Mapping[s
         if reason := set_aside.get(one.rule):
             yield one.rule, reason
         elif one.is_benign:
-            yield one.rule, "happens to healthy jobs too"
+            yield one.rule, f"no cause: {one.note}" if one.note else "happens to healthy jobs too"
         elif one.is_symptom:
             yield one.rule, f"follows from something else: {one.note}" if one.note else "follows from something else"
         elif one.action == best.action and one.category == best.category:

@@ -24,7 +24,7 @@ from evertrain.model.signals import Signals
 from evertrain.observe import rules
 
 CASES = Path(__file__).resolve().parent.parent / "tests" / "data" / "cases" / "cases.jsonl"
-IN_CODE = ("exits", "flight", "nic", "numbers", "ras", "stacks", "timeouts", "tracebacks", "xid")
+IN_CODE = ("exits", "flight_recorder", "nic", "numbers", "ras", "stacks", "timeouts", "tracebacks", "xid")
 """Groups of rules that are functions, not lines of the catalogue."""
 NAMED = ("host", "gpu", "nic", "link", "rack", "rank")
 

@@ -26,8 +26,8 @@ _HOST_WORD = re.compile(r"\b[a-zA-Z][a-zA-Z]*\d*(?:-[a-zA-Z0-9]+)*-?[a-zA-Z]*\d[
 _LOSS = re.compile(r"loss|perplexity|\bppl\b", re.IGNORECASE)
 _NORM = re.compile(r"grad|norm", re.IGNORECASE)
 _TIME = re.compile(
-    r"step_?time|iter\w*_?(?:time|s\b|ms\b)|elapsed|duration|bench\w*|compute_?(?:time|ms|s)|latency|seconds?_per"
-    r"|forward|backward|kernel_?time|_s$|_ms$",
+    r"step_?(?:time|ms|s\b)|(?:^|_)time|iter\w*_?(?:time|s\b|ms\b)|elapsed|duration|bench\w*|compute_?(?:time|ms|s)|latency|seconds?_per"
+    r"|forward|backward|kernel_?time|_m?s(?:_|$)",
     re.IGNORECASE,
 )
 _RATE = re.compile(
@@ -42,7 +42,7 @@ _ONE_SLOW = re.compile(
 )
 _RECOVERS = re.compile(r"recover(?:s|ed)\b|back to (?:normal|the trend)|returned to", re.IGNORECASE)
 _NOT_RECOVERS = re.compile(r"(?:not|never|n't|no) recover", re.IGNORECASE)
-_DIVERGES = re.compile(r"diverg|explod|rising|spike|nan\b|\binf\b|not finite|plateau", re.IGNORECASE)
+_DIVERGES = re.compile(r"diverg|explod|rising|rises|blow|goes up|spike|nan\b|\binf\b|not finite|plateau", re.IGNORECASE)
 _SAME_HOST = re.compile(
     r"(?:same|this|that|one) (?:host|node|gpu|machine|card)\b"
     r".{0,30}(?:again|each time|every (?:time|attempt)|always|twice|repeat)"

@@ -40,6 +40,7 @@ _RANK = re.compile(r"\[rank *(\d+)\]:? ?|\[default(\d+)\]:? ?|\(rank *(\d+)\):? 
 _TASK = re.compile(rf"\[(?:task ?\d+ ?)?(?:rank ?(\d+) ?)?({_HOST})\] ?")
 _TASK_RANK = re.compile(r"\[task ?\d+ rank ?\d+ ([\w.-]+)\] ?")
 _RAY = re.compile(r"\([\w.:]+ pid=\d+(?:, ip=([\d.]+))?\) ?")
+_ON_NODE = re.compile(rf"(?:, node |\"nodeName\": ?\"|\bnode[=:] ?|\bhost(?:name)?[=:] ?)({_HOST})\b")
 _INNER_RANK = re.compile(r"\[Rank (\d+)\]|\) Rank (\d+)\]")
 
 _CLOCK = re.compile(r"(?:(\d{4})-(\d\d)-(\d\d)[T ])?(?<![\d:])(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
@@ -93,6 +94,8 @@ def origin(raw: str) -> Origin:
         rank = int(inner[1] or inner[2])
     if host is None and "[" in raw and (task := _TASK.search(raw)) and looks_like_host(task[2]):
         host = task[2]
+    if host is None and (named := _ON_NODE.search(raw)) and looks_like_host(named[1]):
+        host = named[1]
     return Origin(host, rank, text, is_kernel)
 
 

@@ -24,6 +24,8 @@ MANY_PORTS = 2
 NAMED_BY = 3
 """Hosts that must name the same silent peer before it is convicted on their word."""
 SURE = 0.9
+TRANSIENT = 0.7
+"""Confidence below which a success after a restart outweighs what was found."""
 MIN_SHOWN = 12
 _SOFTWARE: frozenset[Category] = frozenset(
     ("user_code", "user_config", "framework_bug", "numerics", "oom_gpu", "oom_host", "data", "unknown", "none")
@@ -67,6 +69,8 @@ def draw(findings: Sequence[Finding], known: Circumstances) -> Verdict:
         and (best is None or best.confidence < 0.98)
     ):
         best = _rolled_back(best, changes)
+    if best is not None and best.action == "human" and best.confidence < TRANSIENT:
+        best = _transient(best, causes)
     if best is None and benign:
         if known.died:
             return _not_enough(findings, benign)
@@ -213,6 +217,16 @@ def _choose_symptom(symptoms: Sequence[Finding], known: Circumstances) -> Findin
             note=f"{best.note}; this alone does not say which: try elsewhere, and look at {host or 'the network'}",
         )  # fmt: skip
     return best
+
+
+def _transient(best: Finding, causes: Sequence[Finding]) -> Finding:
+    """What went away by itself, and is not understood, may be tried again."""
+    told = next((one for one in causes if one.rule == "fact-retry-worked"), None)
+    if told is None:
+        return best
+    return msgspec.structs.replace(
+        best, action="retry", evidence=(*best.evidence, *told.evidence), note=f"{best.note}; {told.note}"
+    )
 
 
 def _rolled_back(best: Finding | None, changes: Sequence[Finding]) -> Finding:

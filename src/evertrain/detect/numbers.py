@@ -58,6 +58,13 @@ _MOVES = re.compile(
     r"|not (?:tied|bound) to (?:a|one|any) (?:host|node)|reproduc\w+ (?:on|with) (?:any|every|all|other)",
     re.IGNORECASE,
 )
+_PORT = re.compile(r"port|nic|interface|iface|ib\b|ib_|mlx|link|traffic|role|use", re.IGNORECASE)
+_UNUSED = re.compile(
+    r"\bunused\b|_unused: true|not (?:in )?used?\b|management|\bmgmt\b|out.of.band|no (?:training |job |rdma )?traffic"
+    r"|carries (?:no|nothing)|(?:used_by|carries|in_use|used|training)\w*: (?:false|none|no\b)|spare port",
+    re.IGNORECASE,
+)
+_COUNTED = re.compile(r"xid|ecc|gpu_?(?:error|fault|fail)", re.IGNORECASE)
 _GPU_CATEGORIES = ("gpu_hardware", "gpu_memory_ecc", "driver_gsp")
 
 
@@ -96,6 +103,11 @@ def moves_between_hosts(metrics: Mapping[str, Any]) -> bool:
     told = any(_MOVES.search(f"{path}: {value}") for path, value in flatten(metrics))
     pasts = list(_pasts(metrics))
     return told or (len(pasts) >= 2 and len({past.host for past in pasts}) == len(pasts))
+
+
+def port_is_unused(metrics: Mapping[str, Any]) -> bool:
+    """The facts say that a network port carries no traffic of the job."""
+    return any(_PORT.search(path) and _UNUSED.search(f"{path}: {value}") for path, value in flatten(metrics))
 
 
 def hosts_in(text: str) -> list[str]:
@@ -177,6 +189,13 @@ def _outliers(metrics: Mapping[str, Any], path: str = "") -> Iterator[Finding]:
                 host = found["host"] if found["host"] and looks_like_host(found["host"]) else ""
                 yield _slow(host, f"{path}: {value}", f"{own:g} against {others:g} of the others")
     for path, table in _tables(metrics):
+        if _COUNTED.search(path) and len(table) > 1:
+            host = max(table, key=lambda name: table[name])
+            if table[host] >= 3 and sum(table.values()) - table[host] <= table[host] / 4 and looks_like_host(host):
+                told, note = f"{path}: {table}", "errors of GPUs come from this host again and again"
+                culprit = Culprit("host", host)
+                yield _finding("one-repeats", "gpu_hardware", "evict", culprit, 0.76, told, note, host=host)
+            continue
         if not (_TIME.search(path) or _RATE.search(path)) or len(table) < 3:
             continue
         middle = median(table.values())

@@ -91,7 +91,7 @@ def _judge(one: Traceback) -> Finding | None:
         category, action, confidence, culprit = "unknown", "human", 0.2, Culprit()
     elif not one.frames and _VAGUE.match(name):
         confidence = 0.35
-    elif one.frames and _CONFIG_FRAME.search(one.frames[-1]) and not _VAGUE.match(name):
+    elif "config" in name.lower() or (one.frames and _CONFIG_FRAME.search(one.frames[-1]) and not _VAGUE.match(name)):
         category, culprit, confidence = "user_config", Culprit("config", _place(one.frames)), 0.66
     elif one.frames and not _LIBRARY.search(one.frames[-1]):
         confidence += 0.04

@@ -25,7 +25,9 @@ _LOST = re.compile(r"(?:NVRM:? )?GPU (?:at )?(?:PCI:)?(?P<gpu>[0-9a-fA-F]{4,8}:[
 _OWNER = re.compile(r"pid='?(?:(?P<pid>\d+)|<unknown>)'?, ?(?:name='?(?P<name>[^,']*)'?, ?)?")
 _PLACE = re.compile(r"\(GPC (\d+), TPC (\d+)")
 _RECOVERY = re.compile(r"changed from .* to 0x\w+ \((?P<what>[^)]*)\)")
-_NVLINK5 = re.compile(r"(?P<unit>[A-Z_]+) (?P<word>Fatal|Nonfatal) .*?Link +(?P<link>-?\d+) \((?P<words>[^)]*)\)")
+_NVLINK5 = re.compile(
+    r"(?P<unit>[A-Z][A-Z0-9_]*) +(?P<word>Fatal|Nonfatal) .*?Link +(?P<link>-?\d+) *\((?P<words>[^)]*)\)"
+)
 _LINK = re.compile(r"\bLink +(\d+)|\blink (\d+)")
 
 # code: (category, action, confidence, meaning)

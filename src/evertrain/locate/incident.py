@@ -57,6 +57,7 @@ def _circumstances(
         died=bool(code) or bool(ends) or stands or bool(signals.stacks) or bool(signals.flight_recorder)
         or any(not finding.is_benign for finding in findings),
         somebody_died_first=first is not None and first.code not in (0, 1, -6, -15),
+        port_is_unused=numbers.port_is_unused(signals.metrics),
         moves_between_hosts=numbers.moves_between_hosts(signals.metrics),
         hosts_of_ranks={
             **{one.rank: one.host for one in findings if one.rank is not None and one.host},

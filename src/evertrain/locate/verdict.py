@@ -45,6 +45,8 @@ class Circumstances(Struct, frozen=True, kw_only=True):
     somebody_died_first: bool = False
     """An end that no other rank's end explains was seen."""
     moves_between_hosts: bool = False
+    port_is_unused: bool = False
+    """The network port that is spoken of carries no traffic of the job."""
     hosts_of_ranks: Mapping[int, str] = {}
 
 
@@ -72,12 +74,12 @@ def draw(findings: Sequence[Finding], known: Circumstances) -> Verdict:
     if best is not None and best.action == "human" and best.confidence < TRANSIENT:
         best = _transient(best, causes)
     if best is None and benign:
-        if known.died:
+        if known.died and not known.port_is_unused:
             return _not_enough(findings, benign)
         best = max(benign, key=lambda one: one.confidence)
         best = msgspec.structs.replace(best, category="none", action="none", culprit=Culprit("none"))
     if best is None:
-        return _not_enough(findings, ()) if known.died else _healthy()
+        return _not_enough(findings, ()) if known.died and not known.port_is_unused else _healthy()
     return Verdict(
         category=best.category,
         action=best.action,
@@ -106,6 +108,8 @@ def _weighed(causes: Iterable[Finding], known: Circumstances) -> tuple[list[Find
             set_aside[one.rule] = "nothing points at this host now"
         elif len(hosts.get(one.rule, ())) >= (MANY_PORTS if one.category == "network_ib" else MANY_HOSTS):
             kept.append(_many_hosts(one, [other for other in causes if other.rule == one.rule]))
+        elif known.port_is_unused and one.category == "network_ib" and one.group in ("nic", "facts"):
+            set_aside[one.rule] = "the port carries no traffic of the job"
         elif one.rule == _AGAIN and any(_explains_itself(other) for other in causes):
             set_aside[one.rule] = "the error explains itself on any host"
         elif known.moves_between_hosts and one.confidence < SURE:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from evertrain.detect.gate import everywhere, trimmed, words_of
+from evertrain.detect.prefixes import hosts_in
 from evertrain.model.errors import UsageError
 from evertrain.model.findings import Action, Category, Culprit, CulpritType, Finding
 from evertrain.model.signals import Line
@@ -137,6 +138,9 @@ def _look(rules: Iterable[_Compiled], low: str, line: Line) -> list[Finding]:
 def _finding(rule: Rule, found: re.Match[str], line: Line) -> Finding:
     named = found.groupdict()
     host = named.get("host") or named.get("peer") or line.host
+    if host is None and rule.action == "evict" and rule.culprit == "host":
+        inside = hosts_in(line.text)
+        host = inside[0] if len(inside) == 1 else None
     rank = int(named["rank"]) if named.get("rank") else line.rank
     return Finding(
         rule=rule.rule,

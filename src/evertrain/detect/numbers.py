@@ -10,19 +10,19 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from msgspec import Struct
 
 from evertrain.detect.catalogue import Catalogue
-from evertrain.detect.prefixes import looks_like_host
+from evertrain.detect.prefixes import hosts_in, looks_like_host
 from evertrain.model.findings import Action, Category, Culprit, Finding
 from evertrain.model.signals import Line
 
 _HOST_KEYS = ("host", "node", "hostname", "node_name", "machine")
 _ERROR_KEYS = ("error", "reason", "failure", "message", "exception", "symptom", "cause", "result", "event")
-_HOST_WORD = re.compile(r"\b[a-zA-Z][a-zA-Z]*\d*(?:-[a-zA-Z0-9]+)*-?[a-zA-Z]*\d[\w-]*\b")
 _LOSS = re.compile(r"loss|perplexity|\bppl\b", re.IGNORECASE)
 _NORM = re.compile(r"grad|norm", re.IGNORECASE)
 _TIME = re.compile(
@@ -35,7 +35,7 @@ _RATE = re.compile(
 )
 _ONE_SLOW = re.compile(
     r"(?:\b(?:one|a single|1) (?:node|gpu|host|rank|card|machine)|(?P<host>[a-zA-Z][\w.-]*\d[\w-]*))\b"
-    r"[^\d]{0,30}?(?P<own>\d+(?:\.\d+)?)"
+    r"(?:[ /]gpu ?\d+)?[^\d]{0,30}?(?P<own>\d+(?:\.\d+)?)"
     r".{0,30}?(?:\bothers?\b|\brest\b|median|everyone else|all else|average|typical)"
     r"[^\d]{0,30}?(?P<others>\d+(?:\.\d+)?)",
     re.IGNORECASE,
@@ -64,6 +64,8 @@ _UNUSED = re.compile(
     r"|carries (?:no|nothing)|(?:used_by|carries|in_use|used|training)\w*: (?:false|none|no\b)|spare port",
     re.IGNORECASE,
 )
+_MEMORY = re.compile(r"mem|rss|reserved|allocated|vram", re.IGNORECASE)
+_HOST_MEMORY = re.compile(r"rss|host|cpu|\bram|_ram|cgroup", re.IGNORECASE)
 _COUNTED = re.compile(r"xid|ecc|gpu_?(?:error|fault|fail)", re.IGNORECASE)
 _GPU_CATEGORIES = ("gpu_hardware", "gpu_memory_ecc", "driver_gsp")
 
@@ -110,10 +112,6 @@ def port_is_unused(metrics: Mapping[str, Any]) -> bool:
     return any(_PORT.search(path) and _UNUSED.search(f"{path}: {value}") for path, value in flatten(metrics))
 
 
-def hosts_in(text: str) -> list[str]:
-    return [word for word in dict.fromkeys(_HOST_WORD.findall(text)) if looks_like_host(word) and "-" in word]
-
-
 def _known(facts: Sequence[tuple[str, Any]], catalogue: Catalogue, host: str | None) -> Iterator[Finding]:
     for path, value in facts:
         text = f"{path}: {str(value)[:2000]}"
@@ -140,6 +138,9 @@ def _series(metrics: Mapping[str, Any], facts: Sequence[tuple[str, Any]]) -> Ite
         if "." not in path and (slowed := _slowed(name, path, _numbers(value))):
             yield slowed
             continue
+        if "." not in path and (grown := _grows(name, path, _numbers(value))):
+            yield grown
+            continue
         is_loss = bool(_LOSS.search(name)) and "scale" not in name
         if not (is_loss or _NORM.search(name)) or "." in path:
             continue
@@ -159,6 +160,18 @@ def _series(metrics: Mapping[str, Any], facts: Sequence[tuple[str, Any]]) -> Ite
         elif last > 1.25 * base:
             yield _finding("series-diverges", "numerics", "human", Culprit("config", "recipe"), 0.7, text,
                            f"from {base:.3g} to {last:.3g} and no way back")  # fmt: skip
+
+
+def _grows(name: str, path: str, numbers: Sequence[float]) -> Finding | None:
+    """Memory that only ever grows is used up in the end."""
+    if not _MEMORY.search(name) or len(numbers) < 4 or numbers[0] <= 0 or numbers[-1] < 1.25 * numbers[0]:
+        return None
+    if any(later < earlier for earlier, later in pairwise(numbers)):
+        return None
+    text, note = f"{path}: {list(numbers)[:40]}", "memory grows and never shrinks"
+    is_host = bool(_HOST_MEMORY.search(name))
+    category: Category = "oom_host" if is_host else "oom_gpu"
+    return _finding("series-memory", category, "user_code", Culprit("config", "memory that grows"), 0.8, text, note)
 
 
 def _slowed(name: str, path: str, numbers: Sequence[float]) -> Finding | None:
@@ -183,7 +196,11 @@ def _slowed(name: str, path: str, numbers: Sequence[float]) -> Finding | None:
 def _outliers(metrics: Mapping[str, Any], path: str = "") -> Iterator[Finding]:
     """One host or rank that is slower than all others."""
     for path, value in flatten(metrics):
-        if isinstance(value, str) and (found := _ONE_SLOW.search(value)) and (_TIME.search(path) or _RATE.search(path)):
+        if (
+            isinstance(value, str)
+            and (found := _ONE_SLOW.search(value))
+            and (_TIME.search(path) or _RATE.search(f"{path} {value}"))
+        ):
             own, others = float(found["own"]), float(found["others"])
             if others and abs(own - others) / others > 0.015:
                 host = found["host"] if found["host"] and looks_like_host(found["host"]) else ""

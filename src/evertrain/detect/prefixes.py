@@ -20,6 +20,8 @@ _NOT_A_HOST = re.compile(
 # a letter and a digit, or an address: `node-12`, `gpu-a-3`, `10.0.0.4`, `ip-10-0-0-4.ec2.internal`
 _HOST = r"(?:(?=[\w.-]*\d)(?=[\w.-]*[A-Za-z])[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?|\d{1,3}(?:\.\d{1,3}){3})"
 
+_HOST_WORD = re.compile(r"(?<![\w./-])[a-zA-Z][a-zA-Z]*\d*(?:-[a-zA-Z0-9]+)*-?[a-zA-Z]*\d[\w-]*\b")
+
 _MONTHS = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 
@@ -57,6 +59,11 @@ class Origin(NamedTuple):
 
 def looks_like_host(name: str) -> bool:
     return bool(re.fullmatch(_HOST, name)) and not _NOT_A_HOST.match(name)
+
+
+def hosts_in(text: str) -> list[str]:
+    """Words that can only be names of hosts; of pods and jobs (`pod/train-3`) they are not."""
+    return [word for word in dict.fromkeys(_HOST_WORD.findall(text)) if "-" in word and looks_like_host(word)]
 
 
 def origin(raw: str) -> Origin:

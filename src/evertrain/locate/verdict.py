@@ -115,7 +115,7 @@ def _weighed(causes: Iterable[Finding], known: Circumstances) -> tuple[list[Find
         elif known.moves_between_hosts and one.confidence < SURE:
             set_aside[one.rule] = "the failure moves between hosts"
         elif one.confidence < 0.8 and not (one.host or one.rank is not None or _names_somebody(one.culprit)):
-            kept.append(msgspec.structs.replace(one, action="human", note=f"{one.note}; no host is named"))
+            kept.append(msgspec.structs.replace(one, action="human", note=f"{one.note or one.rule}; no host is named"))
         else:
             kept.append(one)
     return kept, set_aside

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertrain.detect.catalogue import Catalogue, Rule
-from evertrain.detect.sieve import MAX_EACH, MAX_LINE, Sieve
+from evertrain.detect.sieve import MAX_ALIKE, MAX_EACH, MAX_LINE, Sieve
 from evertrain.model.findings import Finding
 
 CATALOGUE = Catalogue(
@@ -95,3 +95,13 @@ def test_lines_that_nobody_wants_are_not_looked_at() -> None:
     sieve.feed(b"iteration 7 | lm loss: 2.1 | grad norm: 0.1\n" * 1000)
     sieve.end()
     assert (sieve.lines, sieve.looked) == (1000, 0)
+
+
+def test_a_flood_of_lines_that_differ_in_numbers_only_ends_to_be_looked_at() -> None:
+    sieve = Sieve(CATALOGUE)
+    sieve.begin("job.log")
+    sieve.feed(b"".join(b"node-3: the card is burnt, block [%d,0,0]\n" % n for n in range(MAX_ALIKE + 1000)))
+    sieve.feed(b"node-4: this card is burnt too: the card is burnt\n")
+    sieve.end()
+    assert sieve.looked == MAX_ALIKE + 1
+    assert sieve.lines == MAX_ALIKE + 1001

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -151,14 +153,19 @@ def _show(verdict: Verdict, found: Pile) -> None:
     if verdict.evidence:
         out.print("\nDecisive lines", style="bold")
         for line in verdict.evidence:
-            out.print("  " + plain(line)[:400])
+            out.print(_indented(out, plain(line)[:400]))
     if verdict.considered:
         out.print("\nAlso considered", style="bold")
         for rule, reason in verdict.considered[:12]:
-            out.print(f"  {rule}: {plain(reason)}", style="dim")
+            out.print(_indented(out, f"{rule}: {plain(reason)}"), style="dim")
     read = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in sorted(found.kinds.items())) or "nothing"
     lines = f"; {found.sieve.lines} lines, {found.sieve.looked} of them looked at closely" if found.sieve.lines else ""
     out.print(f"\nRead: {read}{lines}.", style="dim")
+
+
+def _indented(out: Console, text: str) -> RenderableType:
+    """On a terminal lines that are wrapped stay indented; in a pipe lines stay whole."""
+    return Padding(text, (0, 0, 0, 2), expand=False) if out.is_terminal else f"  {text}"
 
 
 def _culprit(kind: str, name: str | int | Sequence[str] | Sequence[int]) -> str:

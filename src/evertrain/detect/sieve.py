@@ -19,6 +19,9 @@ MAX_LINE = 8192
 """Bytes of a line that are looked at: what a failure says stands at its beginning."""
 MAX_EACH = 2000
 """Findings that one rule keeps."""
+MAX_ALIKE = 4000
+"""Lines with the same text but for their numbers: a failing kernel can print millions."""
+MAX_SHAPES = 50_000
 _WORDS = frozenset(word for reader in (launcher, nic, timeouts, tracebacks, xid) for word in reader.WORDS)
 
 
@@ -38,6 +41,7 @@ class Sieve:
         self._count: Counter[str] = Counter()
         self._source, self._host, self._rank = "", None, None
         self._first = 0
+        self._alike: dict[int, int] = {}
         self._rest = b""
         self._skipping = False
         self.lines = 0
@@ -92,9 +96,19 @@ class Sieve:
             end = len(low) if end < 0 else end
             number += low.count(b"\n", counted, start)
             counted = start
-            self._look(data[start : min(end, start + MAX_LINE)].decode(errors="replace"), number + 1)
+            line = data[start : min(end, start + MAX_LINE)]
+            if self._is_news(line):
+                self._look(line.decode(errors="replace"), number + 1)
             at = end + 1
         self.lines = number + low.count(b"\n", counted)
+
+    def _is_news(self, line: bytes) -> bool:
+        """Lines that differ in numbers only are looked at so often, and then no more."""
+        shape = hash(line.translate(None, b"0123456789"))
+        seen = self._alike.get(shape, 0) + 1
+        if seen > 1 or len(self._alike) < MAX_SHAPES:
+            self._alike[shape] = seen
+        return seen <= MAX_ALIKE
 
     def _look(self, raw: str, order: int) -> None:
         self.looked += 1

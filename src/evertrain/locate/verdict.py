@@ -57,6 +57,11 @@ def draw(findings: Sequence[Finding], known: Circumstances) -> Verdict:
     benign = [one for one in findings if one.is_benign]
     symptoms = [one for one in findings if one.is_symptom and not one.is_benign]
     causes = [one for one in findings if not (one.is_benign or one.is_symptom) and one.action != _ROLLBACK]
+    # an exception without a rule of its own is what the line says, if a rule knows that
+    followed = {one.order for one in symptoms if one.order}
+    causes = [
+        one for one in causes if not (one.group == "tracebacks" and one.confidence < 0.5 and one.order in followed)
+    ]
     causes, set_aside = _weighed(causes, known)
     if blamed := _silent_peer(symptoms, known):
         causes.append(blamed)

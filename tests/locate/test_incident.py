@@ -96,3 +96,17 @@ def test_a_line_that_only_counts_no_errors_is_no_error() -> None:
 def test_nothing_collected_is_not_a_cause() -> None:
     assert judged({}).action == "none"
     assert judged({"exitcode": 1}).action == "human"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 5, attempt 1, ETTR 40.1%, 5 steps at risk if a node is lost",
+        "===== first node SIGTERM while link is down 23:15:08",
+        "#6147: classes attribute of the citation_reference node is lost",
+        "warning: a node is not responding to our questions; the host is down for today",
+        "evertrain: beta-2 answers again; the link is down no more",
+    ],
+)
+def test_plain_words_convict_nobody(line: str) -> None:
+    assert judged(logs("step 4 loss 2.1", line)).action != "evict"

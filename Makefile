@@ -5,7 +5,7 @@ TORCH  ?= torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-for-evertrain
-CODE   := src tests benchmarks examples
+CODE   := src tests benchmarks examples tools
 PYTEST := $(BIN)/python -m pytest
 # tests of real processes on a shared machine may lose a race with its other users: each failure is tried once more, and
 # the summary names every test for which that was needed (R)

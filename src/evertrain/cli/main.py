@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "run a training script on several ranks and keep it running",
     "status": "how is the job doing?",
     "incidents": "what went wrong, what was done, and what did it cost?",
+    "explain": "what happened here? a verdict from any pile of logs and dumps, without a job",
     "report": "where did the time go? productive and lost seconds, by incident, phase and cause",
     "restart": "end a job's ranks and let them go on: from a step, with other arguments, or to compare losses",
     "stop": "stop a job; the same `run` command resumes it later",

@@ -1,0 +1,286 @@
+"""Flight recorder dumps, matched across ranks: exactly those are accused whom the others wait for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evertrain.locate import flight, recorder
+from evertrain.model.findings import Culprit, Finding
+
+DATA = Path(__file__).parent.parent / "data" / "flight"
+
+
+def recorded(kind: str, suffix: str = "") -> list[recorder.Recordings]:
+    paths = [DATA / kind / f"rank_{rank}{suffix}" for rank in range(4)]
+    return [recorder.read(path.read_bytes(), recorder.rank_of(path.name)) for path in paths]
+
+
+def judge(found: recorder.Recordings) -> Finding:
+    (one,) = flight.judge(found)
+    return one
+
+
+# --- what torch 2.13 writes
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix", "rule", "rank"),
+    [
+        ("absent", "", "flight-absent", 2),
+        ("behind", "", "flight-absent", 1),
+        ("behind", ".json", "flight-absent", 1),
+        ("mismatch", "", "flight-mismatch", 1),
+    ],
+)
+def test_real_jobs(kind: str, suffix: str, rule: str, rank: int) -> None:
+    found = judge(recorder.together(recorded(kind, suffix)))
+    assert (found.rule, found.culprit) == (rule, Culprit("rank", rank))
+
+
+def test_the_missing_dump_of_a_rank_that_nobody_knows_of_accuses_nobody_wrongly() -> None:
+    dumps = recorded("absent")
+    assert judge(recorder.together([dumps[0], dumps[1], dumps[3]])).culprit == Culprit()
+
+
+# --- other layouts
+
+
+def entry(group: str, number: int, op: str = "all_reduce", *, done: bool = False, **other: Any) -> dict[str, Any]:
+    return {
+        "process_group": (group, ""), "collective_seq_id": number, "p2p_seq_id": 0, "profiling_name": f"nccl:{op}",
+        "input_sizes": [[8]], "output_sizes": [[8]], "input_dtypes": ["Float"], "output_dtypes": ["Float"],
+        "state": "completed" if done else "started", "time_discovered_completed_ns": 5 if done else None,
+        "retired": done, "is_p2p": False,
+    } | other  # fmt: skip
+
+
+def dump(rank: int, *entries: dict[str, Any], groups: dict[str, list[int]] | None = None) -> recorder.Recordings:
+    config = {
+        name: {"name": name, "desc": f"desc {name}", "ranks": str(ranks)} for name, ranks in (groups or {}).items()
+    }
+    content = {"version": "2.4", "pg_config": config, "pg_status": {}, "nccl_comm_state": {}, "entries": entries}
+    return recorder.read(json.dumps(content).encode(), rank)
+
+
+WORLD = {"0": [0, 1, 2, 3]}
+
+
+def test_an_older_layout_is_a_bare_list_with_seq_id() -> None:
+    def old(rank: int, number: int) -> recorder.Recordings:
+        entries = [
+            {
+                "pg_id": 0,
+                "seq_id": number,
+                "profiling_name": "nccl:all_reduce",
+                "state": "scheduled",
+                "input_sizes": [[4]],
+            }
+        ]
+        return recorder.read(json.dumps(entries).encode(), rank)
+
+    assert judge(recorder.together([old(0, 7), old(1, 7), old(2, 6), old(3, 7)])).culprit == Culprit("rank", 2)
+
+
+def test_a_device_that_does_not_finish_what_its_peers_finished() -> None:
+    dumps = [dump(rank, entry("0", 5, done=True), entry("0", 6), groups=WORLD) for rank in (0, 1, 3)]
+    dumps.append(dump(2, entry("0", 5), entry("0", 6), groups=WORLD))
+    found = judge(recorder.together(dumps))
+    assert (found.rule, found.culprit, found.action) == ("flight-passed", Culprit("rank", 2), "evict")
+
+
+def test_a_broadcast_ends_on_some_first_and_shows_no_fault_of_the_others() -> None:
+    ahead = [dump(rank, entry("0", 5, "broadcast", done=True), entry("0", 6), groups=WORLD) for rank in (0, 3)]
+    dumps = [*ahead, *(dump(rank, entry("0", 5, "broadcast"), groups=WORLD) for rank in (1, 2))]
+    assert judge(recorder.together(dumps)).culprit == Culprit()
+
+
+def test_an_empty_dump_stands_for_a_held_interpreter() -> None:
+    dumps = [dump(rank, entry("0", 5), groups=WORLD) for rank in (0, 1, 2)] + [dump(3)]
+    found = judge(recorder.together(dumps))
+    assert (found.rule, found.culprit, found.action) == ("flight-empty", Culprit("rank", 3), "retry")
+
+
+def test_a_member_without_a_dump() -> None:
+    found = judge(recorder.together([dump(rank, entry("0", 5), groups=WORLD) for rank in (0, 1, 2)]))
+    assert (found.rule, found.culprit) == ("flight-no-dump", Culprit("rank", 3))
+
+
+def test_different_sizes_are_a_matter_of_the_code() -> None:
+    dumps = [dump(rank, entry("0", 5, input_sizes=[[16 if rank == 1 else 8]]), groups=WORLD) for rank in range(4)]
+    found = judge(recorder.together(dumps))
+    assert (found.rule, found.culprit, found.action) == ("flight-mismatch", Culprit("rank", 1), "user_code")
+    assert "sizes" in found.note
+
+
+def test_sizes_of_an_uneven_exchange_may_differ() -> None:
+    dumps = [dump(rank, entry("0", 5, "all_to_all", input_sizes=[[rank + 8]]), groups=WORLD) for rank in range(4)]
+    assert judge(recorder.together(dumps)).rule == "flight-all-arrived"
+
+
+def test_without_a_majority_nobody_is_named() -> None:
+    dumps = [dump(rank, entry("0", 5, "barrier" if rank % 2 else "all_reduce"), groups=WORLD) for rank in range(4)]
+    assert judge(recorder.together(dumps)).culprit.type == "code"
+
+
+def test_groups_in_different_order_are_a_circle() -> None:
+    groups = {"1": [0, 1], "2": [0, 1]}
+    found = judge(recorder.together([dump(0, entry("1", 5), groups=groups), dump(1, entry("2", 5), groups=groups)]))
+    assert (found.rule, found.culprit) == ("flight-deadlock", Culprit("rank", (0, 1)))
+
+
+def test_a_job_that_runs_accuses_nobody() -> None:
+    dumps = [dump(rank, entry("0", 5, done=True), groups=WORLD) for rank in range(4)]
+    assert flight.judge(recorder.together(dumps)) == ()
+
+
+def test_victims_of_victims_lead_to_the_cause_through_several_groups() -> None:
+    """Pipelines 0-2, 1-3; tensor groups 0-1, 2-3. Rank 3 stays away; 2 waits for it, 0 and 1 for their next stage."""
+    groups = {"pp0": [0, 2], "pp1": [1, 3], "tp0": [0, 1], "tp1": [2, 3]}
+
+    def receive(group: str) -> dict[str, Any]:
+        return entry(group, 3, "recv 0<-1", is_p2p=True, p2p_seq_id=40)
+
+    dumps = [
+        dump(0, receive("pp0"), groups=groups),
+        dump(1, receive("pp1"), groups=groups),
+        dump(2, entry("tp1", 9), groups=groups),
+        dump(3, entry("tp1", 8, done=True), groups=groups),
+    ]
+    assert judge(recorder.together(dumps)).culprit == Culprit("rank", 3)
+
+
+# --- the summary of a set
+
+
+def pending(group: str, description: str, op: str, number: int) -> dict[str, Any]:
+    return {"pg": group, "desc": description, "op": f"nccl:{op}", "collective_seq_id": number, "p2p_seq_id": number,
+            "state": "scheduled"}  # fmt: skip
+
+
+def test_members_that_are_not_listed_follow_from_other_groups_of_the_kind() -> None:
+    """Two pipelines of two stages; only the first is listed. Rank 3 has recorded nothing."""
+    summary = {
+        "pg_members": {"5": ["PIPELINE_GROUP", "[0, 2]"]},
+        "per_rank": {
+            "0": {"entries": 3, "first_pending": [pending("5", "PIPELINE_GR", "send 0->1", 7)]},
+            "1": {"entries": 3, "first_pending": [pending("6", "PIPELINE_GR", "send 0->1", 7)]},
+            "2": {"entries": 3, "first_pending": [pending("5", "PIPELINE_GR", "recv 1<-0", 7)]},
+            "3": {"entries": 0, "first_pending": []},
+        },
+    }
+    (found,) = flight.judge_summary(summary)
+    assert found.culprit == Culprit("rank", 3)
+
+
+def test_the_lowest_number_in_a_group() -> None:
+    per_rank = {
+        str(rank): {"entries": 9, "first_pending": [pending("9", "EXPERT", "all_to_all", 20 if rank in (1, 2) else 27)]}
+        for rank in range(6)
+    }
+    (found,) = flight.judge_summary({"pg_members": {"9": ["EXPERT", "[0, 1, 2, 3, 4, 5]"]}, "per_rank": per_rank})
+    assert (found.culprit, found.action) == (Culprit("rank", (1, 2)), "evict")
+
+
+def test_who_lags_on_his_device_is_accused_whatever_else_he_waits_in() -> None:
+    """Ranks 0 and 2 lag in the group of all; the oldest of rank 2 is in a pair whose other half shows none."""
+    lagging = [pending("7", "PAIR", "_all_gather_base", 40), pending("9", "EXPERT", "all_to_all", 20)]
+    per_rank = {
+        str(rank): {"entries": 9, "first_pending": lagging if rank == 2 else [pending("9", "EXPERT", "all_to_all", at)]}
+        for rank, at in enumerate((20, 27, 20, 27))
+    }
+    members = {"9": ["EXPERT", "[0, 1, 2, 3]"], "7": ["PAIR", "[2, 3]"]}
+    (found,) = flight.judge_summary({"pg_members": members, "per_rank": per_rank})
+    assert found.culprit == Culprit("rank", (0, 2))
+
+
+def test_a_transfer_for_which_both_have_come_is_no_wait() -> None:
+    """Rank 0 sends to 1, which receives from it; 2 waits for 1. Rank 1 is neither absent nor in a circle."""
+    ops = ("send 0->1", "recv 1<-0", "recv 2<-1")
+    per_rank = {str(rank): {"entries": 2, "first_pending": [pending("5", "PP", op, 7)]} for rank, op in enumerate(ops)}
+    (found,) = flight.judge_summary({"pg_members": {"5": ["PP", "[0, 1, 2]"]}, "per_rank": per_rank})
+    assert (found.rule, found.culprit) == ("flight-all-arrived", Culprit())
+
+
+def test_members_that_nobody_lists_follow_from_two_that_are_known() -> None:
+    """Stages 0, 1 and 2 are ranks 0, 2 and, at equal distance, 4."""
+    per_rank: dict[str, Any] = {
+        "0": {"entries": 3, "first_pending": [pending("5", "PP", "send 0->2", 7)]},
+        "2": {"entries": 3, "first_pending": [pending("5", "PP", "send 1->2", 7)]},
+        "4": {"entries": 5, "first_pending": []},
+    }
+    (found,) = flight.judge_summary({"pg_members": {}, "per_rank": per_rank})
+    assert (found.rule, found.culprit) == ("flight-absent", Culprit("rank", 4))
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"per_rank": 3}, {"per_rank": {"x": {}}}, {"pg_members": [], "per_rank": {"0": None}}]
+)
+def test_a_summary_of_nothing(content: dict[str, Any]) -> None:
+    assert flight.judge_summary(content) == ()
+
+
+# --- whatever comes
+
+
+@pytest.mark.parametrize(
+    ("data", "rank", "why"),
+    [
+        (b"", 0, "neither"),
+        (b"{}", 0, "no entries"),
+        (b"[" * 100_000, 0, "neither"),
+        (b'{"entries": []}', None, "whose"),
+        (b"\x80\x02cos\nsystem\n.", 0, "more than data"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line(data: bytes, rank: int | None, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as told:
+        recorder.read(data, rank)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"), [("comm_lib_trace_rank_12", 12), ("rank_3.json", 3), ("r7.pkl.gz", 7), ("trace", None)]
+)
+def test_the_rank_stands_at_the_end_of_the_name(name: str, rank: int | None) -> None:
+    assert recorder.rank_of(name) == rank
+
+
+def test_what_is_nested_in_itself_costs_neither_time_nor_stack() -> None:
+    """A list of 60 times itself as every field of many entries; and lists 300,000 deep as names."""
+    itself = b"]q\x00(" + b"h\x00" * 60 + b"e"
+    deep = b"]" * 300_000 + b"a" * 299_999
+    for name in (b"h\x00", deep):
+        fields = b"".join(
+            b"X" + len(key).to_bytes(4, "little") + key + (name if key == b"process_group" else b"h\x00")
+            for key in (b"process_group", b"profiling_name", b"input_sizes", b"output_sizes", b"input_dtypes", b"state")
+        )
+        entry = b"}q\x01(" + fields + b"u"
+        data = (
+            b"\x80\x02}(X\x01\x00\x00\x00s" + itself + b"X\x07\x00\x00\x00entries](" + entry + b"h\x01" * 5_000 + b"eu."
+        )
+        found = recorder.read(data, 0)
+        assert found.ranks[0].count == 5_001
+        flight.judge(found)
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["pg", "op", "process_group", "profiling_name", "pg_id", "input_sizes", "state",
+                                       "collective_seq_id", "first_pending", "entries", "0", "1"]), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(junk, junk, junk)
+def test_any_content_is_read_or_refused(entries: Any, config: Any, per_rank: Any) -> None:
+    for content in ({"entries": entries, "pg_config": config}, {"per_rank": per_rank, "pg_members": config}, entries):
+        try:
+            found = recorder.read(json.dumps(content).encode(), 0)
+        except ValueError:
+            continue
+        flight.judge(recorder.together([found, found]))

@@ -43,7 +43,10 @@ def test_a_later_attempt_is_newer_whatever_its_step() -> None:
         data_bytes=st.integers(0, 2**50),
         metadata_bytes=st.integers(0, 2**40),
         metadata_crc=st.integers(0, 2**32 - 1),
-        data_crc=st.none() | st.integers(0, 2**32 - 1),
+        directory_bytes=st.integers(0, 2**40),
+        directory_crc=st.integers(0, 2**32 - 1),
+        sums_bytes=st.integers(0, 2**40),
+        sums_crc=st.none() | st.integers(0, 2**32 - 1),
         code=st.text("0123456789abcdef", max_size=40),
     ),
     st.data(),
@@ -68,7 +71,8 @@ class Rank:
     def move(self, attempt: int) -> None:
         """Begin the next save, or finish the one under way."""
         if self.saving is None:
-            self.saving = slot_to_overwrite(self.slots)
+            self.saving = slot_to_overwrite(self.slots, count=len(self.slots))
+            assert self.saving is not None
             self.slots[self.saving] = header(self.saved + 1, attempt, WRITING, self.rank, self.world_size)
         else:
             self.slots[self.saving] = header(self.saved + 1, attempt, COMPLETE, self.rank, self.world_size)

@@ -18,13 +18,13 @@ from zlib import crc32
 
 from evertrain.checkpoint import slots
 from evertrain.checkpoint.slots import SlotInfo
+from evertrain.checkpoint.sums import of_chunk
 from evertrain.worker import slots as layout
 
 KEPT = 3
 """So many of the steps that all nodes keep, and as many of the others: these must not push those out."""
 _ALONE = "alone"
 _STEP = re.compile(r"step-\d{12}")
-_CHUNK = 4 << 20
 
 
 class _Unusable(Exception):
@@ -132,31 +132,35 @@ def list(disk_dir: str | os.PathLike[str]) -> tuple[SlotInfo, ...]:
 
 
 def _copy(source: str, header: layout.SlotHeader, target: str) -> None:
-    """Copy a slot; the header goes in last, with the checksum of what was copied."""
-    end = layout.HEADER_BYTES + header.data_bytes
+    """Copy a slot, checked; the header goes in last, with the checksums of what was copied."""
     with open(source, "rb") as read, open(target, "xb", opener=_private) as write:
+        read.seek(header.metadata_at)
+        metadata, directory, sums = (
+            read.read(size) for size in (header.metadata_bytes, header.directory_bytes, header.sums_bytes)
+        )
+        if (crc32(metadata), crc32(directory)) != (header.metadata_crc, header.directory_crc):
+            raise _Unusable(f"{source}: metadata do not match their checksum")
+        if header.sums_crc is not None and crc32(sums) != header.sums_crc:
+            raise _Unusable(f"{source}: checksums are damaged")
         read.seek(layout.HEADER_BYTES)
         write.seek(layout.HEADER_BYTES)
-        data_crc = 0
-        left = header.data_bytes
-        while left:
-            chunk = read.read(min(left, _CHUNK))
-            if not chunk:
+        found = []
+        for _, length in layout.chunks(layout.parts_of(directory)):
+            chunk = read.read(length)
+            if len(chunk) != length:
                 raise _Unusable(f"{source} ends too early")
-            data_crc = crc32(chunk, data_crc)
+            found.append(of_chunk(chunk))
             write.write(chunk)
-            left -= len(chunk)
-        metadata = read.read(header.metadata_bytes)
-        if crc32(metadata) != header.metadata_crc:
-            raise _Unusable(f"{source}: metadata do not match their checksum")
-        if header.data_crc is not None and header.data_crc != data_crc:
-            raise _Unusable(f"{source}: data do not match their checksum")
-        write.write(metadata)
-        if layout.read(source) != header:
+        copied = layout.pack_sums(found)
+        if header.sums_crc is not None and sums != copied:
+            raise _Unusable(f"{source}: data do not match their checksums")
+        write.write(metadata + directory + copied)
+        now = layout.read(source)
+        if now is None or now._replace(sums_crc=header.sums_crc) != header:
             raise _Unusable(f"{source} was overwritten while it was copied")
-        assert write.tell() == end + header.metadata_bytes
+        assert write.tell() == header.size
         write.seek(0)
-        write.write(layout.pack(header._replace(data_crc=data_crc)).ljust(layout.HEADER_BYTES, b"\0"))
+        write.write(layout.pack(header._replace(sums_crc=crc32(copied))).ljust(layout.HEADER_BYTES, b"\0"))
         write.flush()
         os.fsync(write.fileno())
 

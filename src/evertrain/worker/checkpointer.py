@@ -11,16 +11,18 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from evertrain.worker import rng, room, session, slots, snapshot
+from evertrain.worker import directory, pins, rng, room, session, slots, snapshot
 from evertrain.worker.faults import InjectedFault
 from evertrain.worker.folder import Folder
-from evertrain.worker.slot_file import SlotDamaged, SlotFile, file_bytes, open_slot
-from evertrain.worker.snapshot import Snapshot, SnapshotError
+from evertrain.worker.slot_file import Describe, SlotDamaged, SlotFile, file_bytes, open_slot
+from evertrain.worker.slots import Part
+from evertrain.worker.snapshot import Snapshot, SnapshotError, TensorPlace
 
 _RNG = "random number generators"
 
@@ -123,14 +125,25 @@ class Checkpointer:
             _say(line if self._not_kept == 1 else f"{line} ({self._not_kept} in a row)")
 
     def _take(self) -> Snapshot:
+        return snapshot.take(self._states())
+
+    def _states(self) -> dict[str, Any]:
         state = {name: snapshot.state_of(value) for name, value in self._state.items()}
-        return snapshot.take({**state, _RNG: rng.capture()})
+        return {**state, _RNG: rng.capture()}
 
     def _save(self, step: int, current: session.Session) -> None:
         assert self._slots is not None
-        slot = self._slots.write(step, self._take())
+        states = self._states()
+        taken = snapshot.take(states)
+
+        def describe(places: Sequence[TensorPlace], parts: Sequence[Part]) -> bytes:
+            known = directory.names(states, self._state)
+            return directory.of_snapshot(taken, places, parts, known)
+
+        slot = self._slots.write(step, taken, describe)
         current.fire("save", step)
         slot.commit()
+        slot.seal()
 
     def _put_back(self, step: int, entries: dict[str, bytes], tensors: list[Tensor]) -> None:
         if missing := self._state.keys() - entries.keys():
@@ -157,8 +170,9 @@ class _Slots:
         self._in_memory = os.path.join(current.slots_dir, f"r{current.rank}")
         self._on_disk = os.path.join(current.disk_dir, "slots", f"r{current.rank}")
         self._files: list[SlotFile] = []
+        self._pins = pins.NOTHING
 
-    def write(self, step: int, taken: Snapshot) -> SlotFile:
+    def write(self, step: int, taken: Snapshot, describe: Describe) -> SlotFile:
         """Copy a snapshot into the slot whose turn it is; the caller commits it."""
         if not self._files:
             size = sum(tensor.numel() * tensor.element_size() for tensor in taken.tensors)
@@ -166,19 +180,33 @@ class _Slots:
         current = self._session
         own = [file.header for file in self._files]
         kept = slots.newest_in_common(own, current.slots_dir, current.rank)
-        slot = self._files[slots.slot_to_overwrite(own, kept)]
+        pinned = self._pinned(own)
+        index = slots.slot_to_overwrite(own, kept, pinned)
+        if index is None and len(own) < slots.MOST_SLOTS:
+            index = len(own)
+            self._files.append(SlotFile(os.path.join(os.path.dirname(self._files[0].path), str(index))))
+        if index is None:
+            index = slots.slot_to_overwrite(own, kept)
+        assert index is not None
+        slot = self._files[index]
         header = slots.SlotHeader(
             slots.WRITING, current.job, current.term, current.attempt, current.rank, current.world_size, step,
             time.time(),
         )  # fmt: skip
         try:
-            slot.begin(header, taken)
+            slot.begin(header, taken, describe)
+            torch._foreach_copy_(slot.views, taken.tensors)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or slot.path.startswith(self._on_disk):
                 raise
             self._files = self._move_to_disk(str(error))
-            return self.write(step, taken)
+            return self.write(step, taken, describe)
         return slot
+
+    def _pinned(self, own: Sequence[slots.SlotHeader | None]) -> frozenset[slots.Save]:
+        """What this node's agent wants kept; while that cannot be read, what it wanted before."""
+        self._pins = pins.read(self._session.slots_dir) or self._pins
+        return self._pins.of(save for save in map(slots.save_in, own) if save is not None)
 
     def find(self, step: int) -> tuple[dict[str, bytes], list[Tensor]]:
         """The content of the chosen step, from the tier that the controller saw it in, else from any."""
@@ -235,7 +263,10 @@ class _Slots:
 
 
 def _slot_paths(folder: str) -> list[str]:
-    return [os.path.join(folder, str(index)) for index in range(slots.SLOTS)]
+    """Those that every rank has, and those that pins have made necessary."""
+    more = [str(index) for index in range(slots.SLOTS, slots.MOST_SLOTS)]
+    extra = [name for name in more if os.path.exists(os.path.join(folder, name))]
+    return [os.path.join(folder, name) for name in (*map(str, range(slots.SLOTS)), *extra)]
 
 
 def _holds(path: str, step: int) -> bool:

@@ -8,6 +8,7 @@ put together again on the live mesh. Nothing is gathered, no rank talks to anoth
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +17,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evertrain.worker.slots import PAGE_BYTES, Part
+
 
 class Snapshot(NamedTuple):
     """State taken apart: the tensors themselves (not yet copied), and a pickle of all else per entry."""
 
     entries: dict[str, bytes]
     tensors: list[Tensor]
+    counts: list[int]
+    """How many of the tensors belong to each entry, in the order of `entries`."""
+    wholes: list[Tensor]
+    """For each tensor what it was in the state: itself, or the DTensor whose shard it is."""
 
 
 class SnapshotError(Exception):
@@ -35,13 +42,17 @@ def state_of(value: Any) -> Any:
 def take(state: Mapping[str, Any]) -> Snapshot:
     """Take the state apart. The tensors alias live memory until the caller has copied them."""
     tensors: list[Tensor] = []
+    wholes: list[Tensor] = []
     entries = {}
+    counts = []
     for name, value in state.items():
         buffer = io.BytesIO()
+        before = len(tensors)
         with torch.no_grad():
-            _Taker(buffer, tensors).dump(value)
+            _Taker(buffer, tensors, wholes).dump(value)
         entries[name] = buffer.getvalue()
-    return Snapshot(entries, tensors)
+        counts.append(len(tensors) - before)
+    return Snapshot(entries, tensors, counts, wholes)
 
 
 def put_back(name: str, live: Any, entry: bytes, tensors: Sequence[Tensor], meshes: Mapping[Any, Any]) -> None:
@@ -75,9 +86,10 @@ def live_meshes(state: Iterable[Any]) -> dict[Any, Any]:
 
 
 class _Taker(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor], wholes: list[Tensor]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._tensors = tensors
+        self._wholes = wholes
 
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -86,15 +98,16 @@ class _Taker(pickle.Pickler):
         if kind is Tensor or kind is torch.nn.Parameter:
             # sparse, quantized and meta tensors pickle themselves
             if value.layout is torch.strided and not value.is_quantized and value.device.type != "meta":
-                return (self._add(value),)
+                return (self._add(value, value),)
         elif _is_dtensor(value):
             placed: Any = value
-            at = self._add(placed.to_local())
+            at = self._add(placed.to_local(), placed)
             return at, _mesh_key(placed.device_mesh), placed.placements, placed.shape, placed.stride()
         return None
 
-    def _add(self, tensor: Tensor) -> int:
+    def _add(self, tensor: Tensor, whole: Tensor) -> int:
         self._tensors.append(tensor.detach())
+        self._wholes.append(whole)
         return len(self._tensors) - 1
 
 
@@ -167,15 +180,22 @@ class TensorPlace(NamedTuple):
 ALIGNMENT = 64
 
 
-def lay_out(tensors: Iterable[Tensor], start: int) -> tuple[list[TensorPlace], int]:
-    """A place for each tensor from byte `start` on, and the first byte after the last one.
+def lay_out(taken: Snapshot, start: int) -> tuple[list[TensorPlace], list[Part]]:
+    """A place for each tensor from byte `start` on, and the parts of the data that the entries make up.
 
     Strides are kept where memory is dense, so that a restored optimizer state walks memory as the saved one did.
     """
-    places = []
-    for tensor in tensors:
-        start += -start % ALIGNMENT
-        dense = tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")
-        places.append(TensorPlace(tensor.dtype, tuple(tensor.shape), tuple(dense.stride()), start))
-        start += tensor.numel() * tensor.element_size()
-    return places, start
+    places: list[TensorPlace] = []
+    parts: list[Part] = []
+    end = begin = start
+    tensors = iter(taken.tensors)
+    for name, count in zip(taken.entries, taken.counts, strict=True):
+        for tensor in itertools.islice(tensors, count):
+            end += -end % ALIGNMENT
+            dense = tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")
+            places.append(TensorPlace(tensor.dtype, tuple(tensor.shape), tuple(dense.stride()), end))
+            end += tensor.numel() * tensor.element_size()
+        end += -end % PAGE_BYTES
+        parts.append(Part(name, begin - start, end - begin))
+        begin = end
+    return places, parts

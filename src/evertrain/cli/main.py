@@ -19,6 +19,7 @@ COMMANDS = {
     "explain": "what happened here? a verdict from any pile of logs and dumps, without a job",
     "report": "where did the time go? productive and lost seconds, by incident, phase and cause",
     "restart": "end a job's ranks and let them go on: from a step, with other arguments, or to compare losses",
+    "checkpoint": "which checkpoints are there, are they intact, what is in them? list, verify, show, export",
     "stop": "stop a job; the same `run` command resumes it later",
     "clean": "remove what dead runs left in shared memory",
 }

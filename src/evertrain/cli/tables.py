@@ -91,6 +91,14 @@ def workers(rows: Sequence[Json]) -> Table:
     return table
 
 
+def plain_table(*columns: str) -> Table:
+    """Text to the left, whole lines."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True, overflow="fold")
+    return table
+
+
 def step(status: Json) -> str:
     """`step 40`; where the script names no steps, how many this attempt has done."""
     if status["step"] is None:

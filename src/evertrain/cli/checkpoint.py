@@ -1,0 +1,304 @@
+"""`evertrain checkpoint list | verify | show | export`: which checkpoints are there, are they intact, what is in them?
+
+Exit code 0: done and nothing wrong; 1: a copy is damaged or something is missing; 2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evertrain.cli import look
+from evertrain.cli.parsing import Parser, did_you_mean
+from evertrain.model.errors import TroubleError, UsageError
+
+if TYPE_CHECKING:
+    from evertrain.checkpoint.content import Content
+    from evertrain.cli.copies import Step
+
+HELP = """usage: evertrain checkpoint {list,verify,show,export} [STEP] [flags]
+
+  list            every step of which there are copies here, and where
+  verify [STEP]   read all copies and compare them with their checksums
+  show [STEP]     what is in a step: entries, tensors, what it was made with
+  export [STEP]   write one file that torch or safetensors loads; shards are put together
+
+STEP is a number, or newest (the default of show and export). Each takes --job NAME, --run-dir DIR and --json;
+`evertrain checkpoint export --help` tells more.
+"""
+
+Json = dict[str, Any]
+
+
+def main(argv: Sequence[str]) -> int:
+    commands: dict[str, Callable[[Sequence[str]], int]] = {
+        "list": _list,
+        "verify": _verify,
+        "show": _show,
+        "export": _export,
+    }
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0 if argv else 2
+    if argv[0] not in commands:
+        raise UsageError(f"unknown command checkpoint {argv[0]}{did_you_mean(argv[0], commands)}")
+    return commands[argv[0]](argv[1:])
+
+
+def _parser(command: str, description: str, *, step: str = "") -> Parser:
+    parser = look.parser(f"checkpoint {command}", description)
+    if step:
+        parser.add_argument("step", nargs="?", metavar="STEP", help=step)
+    parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
+    return parser
+
+
+# -- list ------------------------------------------------------------------------------------------------------------
+
+
+def _list(argv: Sequence[str]) -> int:
+    args = _parser("list", "Every step of which there are copies here, and where.").read(argv)
+    from evertrain.cli import copies
+
+    job = look.find(args.job, args.run_dir)
+    steps = copies.of_job(job)
+    if args.json:
+        print(json.dumps({"job": job.job, "steps": [_listed(step) for step in steps]}))
+    elif not steps:
+        print(f"job {job.job} has no checkpoint here")
+    else:
+        _print_steps(steps)
+    return 0
+
+
+def _listed(step: Step) -> Json:
+    from evertrain.cli import copies
+
+    return {
+        "step": step.step,
+        "attempt": step.attempt,
+        "world_size": step.world_size,
+        "time": step.time,
+        "bytes": step.bytes,
+        "tiers": {tier: step.ranks(tier) for tier in copies.TIERS},
+        "missing": step.missing,
+    }
+
+
+def _print_steps(steps: Sequence[Step]) -> None:
+    from evertrain.cli import copies, tables
+    from evertrain.cli.memory import in_words
+
+    table = tables.plain_table("step", "attempt", *copies.TIERS, "size", "saved", "whole")
+    for step in steps:
+        counts = [len(step.ranks(tier)) for tier in copies.TIERS]
+        table.add_row(
+            str(step.step),
+            str(step.attempt),
+            *(f"{count} of {step.world_size}" if count else "-" for count in counts),
+            in_words(step.bytes),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.time)),
+            "yes" if not step.missing else f"no: ranks {_few(step.missing)} are not here",
+        )
+    tables.console().print(table)
+
+
+# -- verify ----------------------------------------------------------------------------------------------------------
+
+
+def _verify(argv: Sequence[str]) -> int:
+    args = _parser("verify", "Read all copies and compare them with their checksums.", step="this one only").read(argv)
+    from evertrain.checkpoint import content
+    from evertrain.cli import copies
+
+    job = look.find(args.job, args.run_dir)
+    steps = copies.of_job(job) if args.step is None else [copies.choose(job, args.step)]
+    checked = []
+    for step in steps:
+        for copy in step.copies:
+            why = content.check(copy.path)
+            # a job that runs overwrites its oldest slot all the time
+            state = (
+                "intact" if not why else "gone" if why in ("gone", "unfinished") or "overwritten" in why else "damaged"
+            )
+            checked.append(
+                {"step": copy.step, "rank": copy.rank, "tier": copy.tier, "path": copy.path, "state": state, "why": why}
+            )
+    for path in copies.broken(job) if args.step is None else ():
+        checked.append(
+            {"step": None, "rank": None, "tier": "disk", "path": path, "state": "damaged", "why": content.check(path)}
+        )
+    damaged = [one for one in checked if one["state"] == "damaged"]
+    if args.json:
+        print(json.dumps({"job": job.job, "copies": checked}))
+    else:
+        for one in damaged:
+            who = f"step {one['step']}, rank {one['rank']}, {one['tier']}: " if one["step"] is not None else ""
+            print(f"{who}{one['why']} ({one['path']})")
+        intact = sum(one["state"] == "intact" for one in checked)
+        print(f"{intact} copies of {len(steps)} steps are intact, {len(damaged)} damaged")
+    return 1 if damaged else 0
+
+
+# -- show ------------------------------------------------------------------------------------------------------------
+
+
+def _show(argv: Sequence[str]) -> int:
+    parser = _parser("show", "What is in a step: entries, tensors, what it was made with.", step="default: newest")
+    parser.add_argument("--rank", type=int, help="one rank (default: the first that is here)")
+    parser.add_argument("--tensors", action="store_true", help="each tensor with its type and shape")
+    args = parser.read(argv)
+    from evertrain.cli import copies
+
+    job = look.find(args.job, args.run_dir)
+    step = copies.choose(job, args.step)
+    content = _readable(step, args.rank)
+    if args.json:
+        print(json.dumps(_shown(step, content)))
+    else:
+        _print_content(step, content, args.tensors)
+    return 0
+
+
+def _readable(step: Step, rank: int | None) -> Content:
+    """The first copy that can be read."""
+    from evertrain.checkpoint import content
+
+    best = step.best()
+    if rank is not None and rank not in best:
+        raise TroubleError(f"no copy of rank {rank} is here; ranks {_few(list(best))} are")
+    problems = []
+    for copy in best[rank] if rank is not None else [copy for of_rank in best.values() for copy in of_rank]:
+        try:
+            return content.read(copy.path)
+        except content.Unreadable as why:
+            problems.append(f"{copy.path}: {why}")
+    raise TroubleError("; ".join(problems))
+
+
+def _shown(step: Step, content: Content) -> Json:
+    import msgspec
+
+    header = content.header
+    return {
+        "job": header.job,
+        "step": step.step,
+        "attempt": step.attempt,
+        "rank": header.rank,
+        "world_size": step.world_size,
+        "time": step.time,
+        "path": content.path,
+        "code": header.code,
+        "checksums": header.sums_crc is not None,
+        **msgspec.to_builtins(content.directory),
+    }
+
+
+def _print_content(step: Step, content: Content, each: bool) -> None:
+    from evertrain.cli import tables
+    from evertrain.cli.memory import in_words
+
+    out = tables.console()
+    header, directory = content.header, content.directory
+    out.print(f"step {step.step} of job {header.job}, attempt {step.attempt}, rank {header.rank} of {step.world_size}")
+    made = directory.made_by
+    if made:
+        out.print(f"made with torch {made.get('torch')}, {made.get('threads')} threads, {made.get('cpu')}")
+    if directory.groups:
+        out.print(f"process groups of this rank: {'; '.join(_few(list(group)) for group in directory.groups)}")
+    table = tables.plain_table("entry", "tensors", "bytes")
+    for part in directory.parts:
+        table.add_row(part.name, str(len(part.tensors)), in_words(part.bytes))
+        for tensor in part.tensors if each else ():
+            whole = f", part of {list(tensor.shard.shape)} from {list(tensor.shard.offset)}" if tensor.shard else ""
+            table.add_row(f"  {tensor.name}", f"{tensor.dtype} {list(tensor.shape)}{whole}", in_words(tensor.bytes))
+    out.print(table)
+    out.print(f"in {content.path}")
+
+
+# -- export ----------------------------------------------------------------------------------------------------------
+
+
+def _export(argv: Sequence[str]) -> int:
+    parser = _parser("export", "Write one file that torch or safetensors loads.", step="default: newest")
+    parser.add_argument("--to", metavar="FILE", help="where to (default: JOB-step-N.pt or .safetensors here)")
+    parser.add_argument("--format", choices=("torch", "safetensors"), default="torch", help="default: torch")
+    parser.add_argument(
+        "--only", metavar="ENTRY", action="append", default=[], help="this entry of the state; repeatable"
+    )
+    parser.add_argument("--rank", type=int, help="the state of one rank as it is, shards included")
+    parser.add_argument("--python", metavar="EXE", help="an interpreter with torch (default: the active environment's)")
+    args = parser.read(argv)
+    from evertrain.cli import copies
+
+    job = look.find(args.job, args.run_dir)
+    step = copies.choose(job, args.step)
+    if args.rank is None and step.missing:
+        raise TroubleError(
+            f"step {step.step} is not whole here: ranks {_few(step.missing)} are missing; --rank takes one"
+        )
+    files = _intact(step, args.rank)
+    _known(step, files, args.only)
+    ending = "pt" if args.format == "torch" else "safetensors"
+    to = Path(args.to or f"{job.job}-step-{step.step}.{ending}").absolute()
+    if not to.parent.is_dir():
+        raise UsageError(f"--to {to}: there is no folder {to.parent}")
+    said = _run_export(args, {"files": files, "to": str(to), "format": args.format, "only": args.only})
+    if args.json:
+        print(json.dumps({"job": job.job, "step": step.step, "file": str(to), "bytes": to.stat().st_size}))
+    else:
+        print(f"step {step.step}: {said}, in {to}")
+    return 0
+
+
+def _intact(step: Step, rank: int | None) -> list[str]:
+    """One intact file of each rank that is wanted."""
+    from evertrain.checkpoint import content
+
+    best = step.best()
+    if rank is not None and rank not in best:
+        raise TroubleError(f"no copy of rank {rank} is here; ranks {_few(list(best))} are")
+    files = []
+    for one in best if rank is None else (rank,):
+        problems = [(copy.path, content.check(copy.path)) for copy in best[one]]
+        whole = [path for path, why in problems if not why]
+        if not whole:
+            raise TroubleError("; ".join(f"{path}: {why}" for path, why in problems))
+        files.append(whole[0])
+    return files
+
+
+def _known(step: Step, files: Sequence[str], only: Sequence[str]) -> None:
+    from evertrain.checkpoint import content
+
+    entries = dict.fromkeys(part.name for file in files for part in content.read(file).directory.parts)
+    for entry in only:
+        if entry not in entries:
+            raise UsageError(f"--only {entry}: step {step.step} has {', '.join(entries)}")
+
+
+def _run_export(args: Namespace, spec: Json) -> str:
+    from evertrain.cli import plan
+
+    python = plan.interpreter(args.python, os.environ)
+    source = Path(__file__).parents[2]
+    start = "import sys; sys.path.append(sys.argv.pop(1)); from evertrain.worker.export import main; sys.exit(main())"
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(spec, file)
+        file.flush()
+        done = subprocess.run([python, "-P", "-c", start, str(source), file.name], capture_output=True, text=True)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise TroubleError(f"export with {python}: {last}")
+    return done.stdout.strip()
+
+
+def _few(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")

@@ -245,6 +245,15 @@ def test_another_node_is_worth_more_than_the_bound() -> None:
     assert made.bound_bytes == 50 and made.over_bound == ("node-1",)
 
 
+def test_the_bound_is_worth_more_than_avoidance() -> None:
+    # all state is in one dp group: 8 nodes of the other stage may take 2 shards each, the other 8 go to the own stage
+    shards = [Shard(f"{rank}.{at}", (rank,), 10) for rank in range(8) for at in range(3)]
+    made = plan(shards, nodes_in_order(16, 1), groups_of("pp=2,dp=8"))
+    assert made.over_bound == () and made.bound_bytes == 25
+    assert Counter(backup.protection for backup in made.backups) == {"outside all groups": 16, "another node": 8}
+    assert {backup.lost_with for backup in made.exposed} == {(tuple(range(8)),)}
+
+
 def test_nodes_that_host_a_group_together_with_others() -> None:
     # three ranks a node: tp pairs lie across nodes, so that evicting one takes two nodes
     node_of = nodes_in_order(12, 3)
@@ -336,20 +345,27 @@ def test_as_many_as_possible_are_safe(
     made = plan(shards, node_of, groups, experts)
     rules.check(made)
 
+    if len(rules.nodes) == 1:
+        return
     per_node = made.bound_bytes // 10
-    strict = [safe for shard in shards if (safe := rules.safe_nodes(shard))]
-    loose = [safe for shard in shards if (safe := rules.safe_nodes(shard, but_experts=True))]
-    safe_but_experts = sum(1 for backup in made.backups if backup.holder and not set(backup.lost_with) - set(experts))
     anywhere = [frozenset(rules.others(shard)) for shard in shards]
-    assert bool(made.over_bound) == (most_that_fit(anywhere, per_node) < len(shards) > 0 < per_node)
-    if made.over_bound:
-        assert safe_but_experts >= most_that_fit(loose, per_node)
-    else:
-        assert safe_but_experts == most_that_fit(loose, per_node)
-        if not experts:
-            assert len(shards) - len(made.exposed) == most_that_fit(strict, per_node)
-    if most_that_fit(strict, per_node) == len(shards):
-        assert made.exposed == ()
+    all_fit = most_that_fit(anywhere, per_node) == len(shards)
+    assert all_fit == (made.over_bound == ())
+    for disregarded in (set(experts), set[Group]()):
+        safe = [rules.safe_nodes(shard, but_experts=bool(disregarded)) for shard in shards]
+        number = sum(1 for backup in made.backups if not set(backup.lost_with) - disregarded)
+        if most_that_fit(safe, per_node) == len(shards):
+            assert number == len(shards)
+        if not all_fit or (experts and not disregarded):
+            continue  # no exact number to compare with: what is safe depends on what else is given up
+        assert number <= most_that_fit(safe, per_node)
+        # if all fit while none that could be safe is not, they are; else each at least found its safe nodes full
+        if most_that_fit([one or other for one, other in zip(safe, anywhere, strict=True)], per_node) == len(shards):
+            assert number == sum(map(bool, safe))
+        held = Counter(backup.holder for backup in made.backups)
+        for backup, nodes in zip(made.backups, safe, strict=True):
+            if set(backup.lost_with) - disregarded:
+                assert all(held[node] == per_node for node in nodes)
 
 
 @settings(max_examples=150, deadline=None)

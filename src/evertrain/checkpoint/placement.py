@@ -180,8 +180,6 @@ class _Risk:
         nodes = {worst: world.all_nodes & ~self.own_nodes}
         for group in self.deadly:
             removed = world.removed[group]
-            if removed == world.all_nodes:
-                continue  # nothing helps
             more = (0, 1) if world.is_expert[group] else (1, 0)
             worst = _add(worst, more)
             split: dict[Cost, int] = {}

@@ -66,7 +66,7 @@ class SlotFile:
         if changed or not self.views:
             self._places, self._parts, self._directory = places, parts, directory
             self.views = [place.view(storage) for place in places]
-            data_of(storage, header).zero_()  # what lies between the tensors must be the same on every rank
+            self._clear_gaps(raw, snapshot.tensors, header.metadata_at)
         raw[header.metadata_at : header.directory_at] = metadata
         raw[header.directory_at : header.sums_at] = directory
 
@@ -103,6 +103,14 @@ class SlotFile:
             header = self.header._replace(state=slots.EMPTY)
             _overwrite_header(self.path, header)
             self.header = header
+
+    def _clear_gaps(self, raw: memoryview, tensors: Sequence[Tensor], end: int) -> None:
+        """What lies between the tensors must be the same on every rank."""
+        at = slots.HEADER_BYTES
+        for place, tensor in zip(self._places, tensors, strict=True):
+            raw[at : place.offset] = bytes(place.offset - at)
+            at = place.offset + tensor.numel() * tensor.element_size()
+        raw[at:end] = bytes(end - at)
 
     def _mapped(self, size: int) -> torch.UntypedStorage:
         if self._storage is None or self._storage.nbytes() < size:

@@ -39,13 +39,14 @@ def of_data(data: Tensor, parts: Sequence[Part], hurry: Callable[[], bool] = lam
     found: list[int] = []
     for part in parts:
         whole = part.bytes - part.bytes % CHUNK_BYTES
-        for begin in range(0, whole, _AT_ONCE * CHUNK_BYTES):
+        for begin in range(0, part.bytes, _AT_ONCE * CHUNK_BYTES):
             if hurry():
                 return None
-            end = min(whole, begin + _AT_ONCE * CHUNK_BYTES)
-            found += _of_chunks(data[part.offset + begin : part.offset + end])
-        if whole < part.bytes:
-            found.append(of_chunk(data[part.offset + whole : part.offset + part.bytes]))
+            end = begin + _AT_ONCE * CHUNK_BYTES
+            if begin < whole:
+                found += _of_chunks(data[part.offset + begin : part.offset + min(whole, end)])
+            if whole < part.bytes <= end:
+                found.append(of_chunk(data[part.offset + whole : part.offset + part.bytes]))
     return found
 
 

@@ -95,6 +95,8 @@ class PageReport(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float | None = None
     collective: str = ""
     env_changed: bool = False
+    saves_failed: int = 0
+    """Checkpoints in a row that could not be saved."""
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """What does a node have of a save, and where? Its own ranks' copies, and what it keeps for ranks of other nodes.
 
-    <node_dir>/backups/a<attempt>-s<step>/head-r<rank>       the head of another node's rank
-    <node_dir>/backups/a<attempt>-s<step>/part-<digest>      a part of the state of one or more of them
-    … .partial                                               on its way
+<node_dir>/backups/a<attempt>-s<step>/head-r<rank>       the head of another node's rank
+<node_dir>/backups/a<attempt>-s<step>/part-<digest>      a part of the state of one or more of them
+… .partial                                               on its way
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class Shelf:
         self._lock = threading.Lock()
 
     # -- the node's own ranks
+
+    def turning(self) -> list[SlotInfo]:
+        """Whole slots of this node's ranks, those in memory first: one of them may be overwritten any time."""
+        return [*slots.list(self._slots_dir), *disk.list_in_place(self._disk_dir)]
 
     def own(self, save: Save) -> list[SlotInfo]:
         """Copies of this save of ranks that run or ran here, those in memory first."""

@@ -20,7 +20,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
 from typing import Protocol
 
@@ -46,6 +46,10 @@ class Refused(Exception):
     """A peer that will not give what it was asked for; the text says why."""
 
 
+class Lost(Refused):
+    """A peer that cannot be reached, or no longer."""
+
+
 class Stopped(Exception):
     """The one who asked no longer wants it."""
 
@@ -55,7 +59,7 @@ class Source(Protocol):
 
     def head(self, save: Save, rank: int) -> bytes: ...
 
-    def part(self, save: Save, digest: str) -> islice[Found] | object: ...
+    def part(self, save: Save, digest: str) -> Iterator[Found]: ...
 
 
 # -- the one who gives ---------------------------------------------------------------------------------------------
@@ -64,7 +68,9 @@ class Source(Protocol):
 class Server:
     """Gives out what lies on a node's shelf."""
 
-    def __init__(self, source: Source, job: str, token: str, is_quiet: Callable[[int], bool] = lambda rank: True) -> None:
+    def __init__(
+        self, source: Source, job: str, token: str, is_quiet: Callable[[int], bool] = lambda rank: True
+    ) -> None:
         self._source = source
         self._job = job
         self._token = token
@@ -212,7 +218,7 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        self.close()
 
     def head(self, save: Save, rank: int) -> Head:
         """The head of a rank's copy."""
@@ -232,10 +238,14 @@ class Client:
         nth = 0
         damage: Damaged | None = None
         while True:
+            before = arriving.done
             try:
                 self._part(save, arriving, nth)
             except Damaged as found:
                 damage, nth = found, nth + 1
+            except Lost:
+                if arriving.done == before:
+                    raise
             except Refused:
                 if damage is None:
                     raise
@@ -249,7 +259,7 @@ class Client:
         if arriving.done < size:
             response = self._ask(path, {"Range": f"bytes={arriving.done}-"} if arriving.done else {})
             if response.length != size - arriving.done:
-                self._close()
+                self.close()
                 raise Damaged(f"part {digest} from {self._peer.node}: {response.length} bytes, not {size}")
             try:
                 while arriving.done < size:
@@ -261,7 +271,7 @@ class Client:
             except (OSError, http.client.HTTPException) as error:
                 raise self._failed(error) from error
             except Stopped:
-                self._close()
+                self.close()
                 raise
         if sums.digest(pack_sums(arriving.sums)) != digest:
             arriving.sums.clear()
@@ -287,7 +297,7 @@ class Client:
         headers = {**self._headers, **(more or {}), **({PACED: "1"} if self._paced else {})}
         for fresh in (False, True):
             if fresh or self._connection is None:
-                self._close()
+                self.close()
                 self._connection = http.client.HTTPConnection(
                     self._peer.address, self._peer.port, timeout=self._stall_s
                 )
@@ -305,12 +315,12 @@ class Client:
             raise Refused(f"{self._peer.node}: {text or response.status}")
         return response
 
-    def _failed(self, error: Exception) -> Refused:
-        self._close()
+    def _failed(self, error: Exception) -> Lost:
+        self.close()
         why = "it does not answer" if isinstance(error, TimeoutError | socket.gaierror) else str(error)
-        return Refused(f"{self._peer.node} ({self._peer.address}:{self._peer.port}): {why}")
+        return Lost(f"{self._peer.node} ({self._peer.address}:{self._peer.port}): {why}")
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None

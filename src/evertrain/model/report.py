@@ -100,7 +100,7 @@ class PageReport(msgspec.Struct, frozen=True, kw_only=True):
     collective: str = ""
     env_changed: bool = False
     saves_failed: int = 0
-    """So many saves in a row."""
+    """Checkpoints in a row that could not be saved."""
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evertrain.decide.resume import Resume, choose
+from evertrain.decide.resume import Resume, Rules, choose
 from evertrain.model.report import Copy
 
 
@@ -28,12 +28,12 @@ def test_nothing_in_common() -> None:
 
 def test_the_newest_that_all_have() -> None:
     copies = [copy(0, 5), copy(0, 4), copy(0, 3), copy(1, 4), copy(1, 3)]
-    assert newest_common(copies, 2) == Resume(4, {0: "memory", 1: "memory"})
+    assert newest_common(copies, 2) == Resume(4, {0: "memory", 1: "memory"}, 1)
 
 
 def test_each_rank_reads_the_nearest_tier_that_has_it() -> None:
     copies = [copy(0, 4), copy(0, 4, tier="disk"), copy(1, 4, tier="disk")]
-    assert newest_common(copies, 2) == Resume(4, {0: "memory", 1: "disk"})
+    assert newest_common(copies, 2) == Resume(4, {0: "memory", 1: "disk"}, 1)
 
 
 def test_disk_is_used_where_memory_has_nothing_in_common() -> None:
@@ -71,12 +71,12 @@ def test_the_choice_is_whole_and_nothing_newer_is(seen: list[tuple[int, int, int
 def test_a_copy_that_a_later_attempt_went_back_behind_is_void() -> None:
     copies = {"node": [copy(0, 5), copy(1, 5), copy(0, 3), copy(1, 3)]}
     placement = dict.fromkeys(range(2), "node")
-    assert choose(copies, placement, lineage=((1, -1), (2, 5))) == Resume(5, {0: "memory", 1: "memory"})
-    assert choose(copies, placement, lineage=((1, -1), (2, 3))) == Resume(3, {0: "memory", 1: "memory"})
-    assert choose(copies, placement, lineage=((1, -1), (2, -1))) is None
+    assert choose(copies, placement, Rules(lineage=((1, -1), (2, 5)))) == Resume(5, {0: "memory", 1: "memory"}, 1)
+    assert choose(copies, placement, Rules(lineage=((1, -1), (2, 3)))) == Resume(3, {0: "memory", 1: "memory"}, 1)
+    assert choose(copies, placement, Rules(lineage=((1, -1), (2, -1)))) is None
 
 
 def test_copies_of_an_earlier_life_or_of_another_node_do_not_count() -> None:
     both = [copy(0, 5), copy(1, 5)]
-    assert choose({"node": both}, dict.fromkeys(range(2), "node"), first_attempt=2) is None
+    assert choose({"node": both}, dict.fromkeys(range(2), "node"), Rules(first_attempt=2)) is None
     assert choose({"node": both}, {0: "node", 1: "other"}) is None

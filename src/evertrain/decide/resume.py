@@ -9,7 +9,7 @@ join two trajectories. And no copies are tried a third time that two attempts we
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
-from evertrain.model.records import RankEnd
 from evertrain.model.report import Copy, NodeReport, Save
 
 Tier = Literal["memory", "disk"]
@@ -220,14 +219,15 @@ def _spent(state: JobState) -> frozenset[tuple[Save, int, Tier]]:
 
 def _went_wrong_soon(attempt: Attempt) -> bool:
     ended, resumed = attempt.ended, attempt.started.resume
-    if ended is None or resumed is None or _lost_nodes(attempt.ends.values()):
+    if ended is None or resumed is None:
         return False
     if not ended.loss_is_finite:
         return True  # nothing has been saved since that could be gone on from instead
     done = ended.relative_step if ended.step is None else ended.step - resumed
-    return ended.outcome == "failed" and done <= SOON_STEPS
+    return ended.outcome == "failed" and done <= SOON_STEPS and _failed_by_itself(attempt)
 
 
-def _lost_nodes(ends: Collection[RankEnd]) -> bool:
-    """Whether a node went away: that says nothing about a copy."""
-    return any(end.status is None for end in ends)
+def _failed_by_itself(attempt: Attempt) -> bool:
+    """Whether a rank did: a hang, or a node that goes away, says nothing about a copy."""
+    failures = attempt.failures()
+    return any(not end.follower for end in failures) and all(end.status is not None for end in failures)

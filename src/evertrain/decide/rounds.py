@@ -33,6 +33,8 @@ AHEAD_S, AHEAD_STEPS = 1.0, 2
 MOST_AHEAD = 16.0
 _BACK_OFF_S, _LONGEST_S = 10.0, 60.0
 _UNKNOWN_STEP_S = 0.05
+_DISK_PATIENCE = 6
+"""Times `disk_every_s`: a disk that takes longer may be dead, and copies on other nodes do not wait for it for ever."""
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -99,7 +101,7 @@ def advance(
     attempt = state.active
     if attempt is None or attempt.ending is not None or state.closing:
         return replace(_at_rest(now_at, now), disk=None)
-    now_at = _disk_written(now_at, state, picture, now)
+    now_at = _disk_written(now_at, state, picture, config, now)
     if now_at.attempt != attempt.number:
         return _begin(_at_rest(now_at, now_at.next_time), state, attempt, picture, config, now)
     if now_at.save is None:
@@ -282,11 +284,15 @@ def _disk_is_due(now_at: Rounds, config: CheckpointConfig, now: float) -> bool:
     return now_at.disk is None and since_s >= config.disk_every_s and since_s >= 2 * now_at.disk_s
 
 
-def _disk_written(now_at: Rounds, state: JobState, picture: Picture, now: float) -> Rounds:
+def _disk_written(
+    now_at: Rounds, state: JobState, picture: Picture, config: CheckpointConfig, now: float
+) -> Rounds:
     """Whether every node is done with writing, well or not."""
     if now_at.disk is None:
         return now_at
     reports = [picture.report(node) for node in state.active_nodes()]
-    if all(report is not None and report.disk_tried == now_at.disk for report in reports):
-        return replace(now_at, disk=None, disk_s=now - now_at.disk_began)
+    took_s = now - now_at.disk_began
+    done = all(report is not None and report.disk_tried == now_at.disk for report in reports)
+    if done or took_s > _DISK_PATIENCE * config.disk_every_s:
+        return replace(now_at, disk=None, disk_s=took_s)
     return now_at

@@ -273,6 +273,7 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
     opened, decided, closed = incident.opened, incident.decided, incident.closed
     attempt = next((seen for seen in state.attempts if seen.number == opened.attempt), None)
     end = attempt.ends.get(opened.ranks[0]) if attempt is not None and opened.ranks else None
+    after = next((seen for seen in state.attempts if seen.number == incident.failover_attempt), None)
     return {
         "id": opened.incident,
         "attempt": opened.attempt,
@@ -284,7 +285,7 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
         "links": [],
         "action": decided.action if decided else "tolerate" if opened.tolerated else "none",
         "confidence": opened.confidence,
-        "evidence": list(opened.evidence),
+        "evidence": [*opened.evidence, *(after.started.passed_over if after is not None else ())],
         "step": opened.step,
         "first_new_step": closed.first_new_step if closed else None,
         "seconds": asdict(ledger.seconds(incident)),

@@ -284,9 +284,7 @@ def _disk_is_due(now_at: Rounds, config: CheckpointConfig, now: float) -> bool:
     return now_at.disk is None and since_s >= config.disk_every_s and since_s >= 2 * now_at.disk_s
 
 
-def _disk_written(
-    now_at: Rounds, state: JobState, picture: Picture, config: CheckpointConfig, now: float
-) -> Rounds:
+def _disk_written(now_at: Rounds, state: JobState, picture: Picture, config: CheckpointConfig, now: float) -> Rounds:
     """Whether every node is done with writing, well or not."""
     if now_at.disk is None:
         return now_at

@@ -11,6 +11,8 @@ from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord
 from evertrain.model.report import Fetch, Peer
 
+_MOST_LINES = 8
+
 
 def start(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
     """Everything is prepared and nothing of the old attempt is left: go."""
@@ -39,6 +41,7 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
         master_port=first.store_port,
         resume=chosen.step if chosen else None,
         resume_attempt=chosen.attempt if chosen else None,
+        passed_over=_passed_over(state, picture, chosen),
         tiers=chosen.tiers if chosen else {},
         reached=state.best_step,
         restart=asked.asked.restart if asked is not None else None,
@@ -78,6 +81,19 @@ def peer_of(picture: Picture, node: str) -> Peer | None:
 def _chosen(state: JobState, picture: Picture) -> Resume | None:
     # what was there when a restart was asked for may have been overwritten since: never from nothing because of that
     return resume.newest(state, picture, planned.latest_step(state)) or resume.newest(state, picture)
+
+
+def _passed_over(state: JobState, picture: Picture, chosen: Resume | None) -> tuple[str, ...]:
+    """What went wrong with copies on the way to this choice."""
+    lines = [
+        f"{node}: step {one.step} of rank {one.rank} could not be fetched: {one.because}"
+        for node in state.active_nodes()
+        if (report := picture.report(node)) is not None
+        for one in report.failed_fetches
+    ]
+    if chosen is None and state.best_step is not None:
+        lines.append(f"no checkpoint that all ranks have: started again from nothing after step {state.best_step}")
+    return tuple(lines[-_MOST_LINES:])
 
 
 def _not_ready(state: JobState, picture: Picture) -> str:

@@ -86,6 +86,8 @@ class AttemptStarted(Record, frozen=True, kw_only=True):
     """The restart that was asked for and that this is: what the attempt is there for stands in it."""
     resume_attempt: int | None = None
     """The attempt that saved what this one goes on from."""
+    passed_over: tuple[str, ...] = ()
+    """Why it does not go on from a later step, one line each."""
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evertrain.checkpoint import disk, slots
 from evertrain.worker import slots as layout
@@ -54,17 +56,37 @@ def test_a_flushed_step_is_listed_with_a_checksum(memory: Path, there: Path) -> 
     assert header is not None and header.sums_crc is not None
 
 
-def test_the_last_three_steps_are_kept(memory: Path, there: Path) -> None:
+def test_the_last_three_steps_are_kept_and_the_first_of_their_ten(memory: Path, there: Path) -> None:
     for step in range(1, 6):
         assert disk.flush([slot(memory, rank, step) for rank in (0, 1)], there) == ()
-    assert steps(there) == [3, 4, 5]
+    assert steps(there) == [1, 3, 4, 5]
+
+
+@settings(max_examples=20, deadline=None)
+@given(first=st.integers(0, 2000), gap=st.integers(1, 40))
+def test_about_10_100_and_1000_steps_back_there_is_another_one(first: int, gap: int) -> None:
+    held: set[tuple[int, int]] = set()
+    for step in range(first, first + 2500, gap):
+        held = disk.kept({*held, (1, step)})
+        back = [step - one for _, one in held]
+        assert {max(first, step - more * gap) for more in range(disk.KEPT)} <= {one for _, one in held}
+        assert len(held) <= disk.KEPT + 2 * len(disk.DISTANCES)
+        for distance in disk.DISTANCES:
+            if step - first >= 2 * distance:
+                assert any(distance - gap <= one <= 2 * distance + gap for one in back), (step, distance, back)
+
+
+def test_what_a_later_attempt_went_back_behind_does_not_stand_for_its_distance() -> None:
+    given_up = {(1, step) for step in (5, 11, 12, 13)}
+    later = {(2, step) for step in (6, 16, 17, 18, 19)}
+    assert disk.kept({*given_up, *later}) == {(1, 5), *later} - {(2, 6)}
 
 
 def test_a_step_of_a_later_attempt_outlasts_higher_ones_of_a_way_that_was_given_up(memory: Path, there: Path) -> None:
     for step in (7, 8, 9):
         disk.flush([slot(memory, 0, step)], there)
     assert disk.flush([slot(memory, 0, 4, attempt=2)], there) == ()
-    assert steps(there) == [4, 8, 9]
+    assert steps(there) == [4, 8, 9], "the new way's first, and the last three"
     for step in (5, 6):
         disk.flush([slot(memory, 0, step, attempt=2)], there)
     assert steps(there) == [4, 5, 6]
@@ -214,4 +236,5 @@ def test_steps_of_a_node_alone_do_not_push_out_what_all_nodes_have(memory: Path,
     # three steps of the common kind end it
     for step in (300, 301, 302):
         assert disk.flush([slot(memory, 0, step)], there) == ()
-    assert 46 not in steps(there)
+    common = {step for step in steps(there) if not (there / f"step-{step:012d}" / "alone").exists()}
+    assert common == {46, 300, 301, 302}, "46 is about 1,000 steps back as far as there is anything"

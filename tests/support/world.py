@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from evertrain.decide import starting
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.joining import Wish, admit
@@ -21,13 +22,16 @@ from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord, NodeJoined, RunStarted, StopRequested, TermStarted
 from evertrain.model.report import (
     AttemptReport,
+    Backup,
     Comparison,
     Copy,
     Desired,
     Exit,
+    Failed,
     Identity,
     NodeReport,
     PageReport,
+    Part,
     RankError,
     RankReport,
     Starter,
@@ -107,6 +111,8 @@ class Node:
     compared: tuple[Comparison, ...] = ()
     memory_is_tight: bool = False
     order: Desired | None = None
+    backups: tuple[Backup, ...] = ()
+    failed: tuple[Failed, ...] = ()
 
 
 class World:
@@ -127,6 +133,9 @@ class World:
         self.tokens_a_step = 0.0
         self.unkillable: set[int] = set()
         """Ranks that sleep in the kernel."""
+        self.fetches_fail = False
+        self.saves_failed: dict[int, int] = {}
+        self.losses: dict[int, float] = {}
         self.log: list[AnyRecord] = []
         self.state = JobState()
         started = {
@@ -180,6 +189,25 @@ class World:
         node = self.nodes[name]
         node.attempts.clear()
         node.away = True
+
+    def back_up(self, step: int) -> None:
+        """Every node keeps what the ranks of all others have of this step."""
+        assert self.state.active is not None
+        placement = self.state.placement()
+        for node in self.nodes.values():
+            heads = {rank: (Part(f"r{rank}", 1),) for rank, placed in placement.items() if placed != node.name}
+            kept = Backup(
+                attempt=self.state.active.number, step=step, world_size=len(placement), heads=heads,
+                parts=tuple(part for parts in heads.values() for part in parts),
+            )  # fmt: skip
+            node.backups = (*node.backups, kept)
+
+    def wipe(self, name: str) -> None:
+        """Keeper, ranks, memory and disk of a node; it comes back empty."""
+        self.lose_keeper(name)
+        node = self.nodes[name]
+        node.memory, node.disk, node.backups = [], [], ()
+        self.bring_back(name)
 
     def bring_back(self, name: str) -> None:
         node = self.nodes[name]
@@ -254,7 +282,8 @@ class World:
             raise AssertionError("the rules never come to rest")
         for node in self.nodes.values():
             if node.connected:
-                node.order = desired(self.state, self.picture(), self.spec, self.config, node.name)
+                fetches = starting.fetches(self.state, self.picture(), self.config).get(node.name, ())
+                node.order = desired(self.state, self.picture(), self.spec, self.config, node.name, fetches=fetches)
             if node.order is not None and not node.away:
                 self._perform(node, node.order)
 
@@ -303,6 +332,9 @@ class World:
             env=node.env,
             comparisons=node.compared,
             flushed_step=node.flushed,
+            transfer_port=7000,
+            backups=node.backups,
+            failed_fetches=node.failed,
             memory_is_tight=node.memory_is_tight,
         )
 
@@ -335,7 +367,8 @@ class World:
             rank=process.rank, attempt=number, pid=process.pid, step=process.step if process.step >= 0 else None,
             progress_time=process.progress, resumed_time=process.resumed, passed_time=process.passed,
             passed_step=process.step if process.passed else None, phase=process.phase,
-            tokens=process.tokens,
+            tokens=process.tokens, saves_failed=self.saves_failed.get(process.rank, 0),
+            loss=self.losses.get(process.rank),
         )  # fmt: skip
 
     def _step(self, node: Node, number: int, held: Held, process: Process) -> None:
@@ -356,7 +389,15 @@ class World:
         wanted = {attempt.attempt: attempt for attempt in order.attempts}
         for number in [number for number in node.attempts if number not in wanted]:
             del node.attempts[number]
+        if node.last_attempt != order.last_attempt:
+            node.failed = ()
         node.last_attempt = order.last_attempt
+        for fetch in order.fetches:
+            if self.fetches_fail:
+                named = {"rank": fetch.rank, "attempt": fetch.attempt, "step": fetch.step}
+                node.failed = (*node.failed, Failed(**named, because="its parts are damaged"))  # type: ignore[arg-type]
+            else:
+                node.memory.append(self._copy(fetch.rank, fetch.step, fetch.attempt))
         if node.env != order.env:
             # the keeper starts anew what waits
             node.env = order.env

@@ -14,10 +14,13 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from evertrain.agent import commands, departure, environment
 from evertrain.agent.controller_link import ControllerLink
 from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.node import NodeView
+from evertrain.agent.safekeeping import Safekeeping
 from evertrain.checkpoint import disk
 from evertrain.model.clocks import shifted
 from evertrain.model.report import Desired, DesiredAttempt, Report
@@ -37,6 +40,13 @@ class Agent:
         self._zero = time.time() - time.monotonic()
         self._keeper = KeeperLink(f"{spec.node_dir}/keeper.sock", self._wake_up)
         self._controller = ControllerLink(spec.controller_url, token, spec.job, self._obey)
+        self._safekeeping = Safekeeping(
+            spec,
+            token,
+            on_change=self._wake_up,
+            on_copies=self._view.reread_copies,
+            is_quiet=lambda rank: not self._view.is_communicating(rank),
+        )
         self._order: Desired | None = None
         self._changed = False
         self._look_again = asyncio.Event()
@@ -50,6 +60,7 @@ class Agent:
         links = [
             asyncio.create_task(self._keeper.run()),
             asyncio.create_task(self._controller.run(self._report)),
+            asyncio.create_task(self._safekeeping.run()),
             asyncio.create_task(self._serve()),
         ]
         over = asyncio.create_task(self.over.wait())
@@ -73,7 +84,9 @@ class Agent:
             run_id=self._spec.run_id,
             term=self._controller.term,
             time=self._zero + time.monotonic(),
-            report=shifted(self._view.report(self._keeper.state, self._order), self._zero),
+            report=shifted(
+                replace(self._view.report(self._keeper.state, self._order), **self._safekeeping.report()), self._zero
+            ),
         )
 
     async def _serve(self) -> None:
@@ -85,6 +98,7 @@ class Agent:
             if changed and self._leaving is None:
                 self._act()
             self._view.look(self._keeper.state)
+            self._safekeeping.look()
             self._notice_loneliness()
             if self._view.env_changed and not self._avoided_zygote:
                 self._avoid_zygote()
@@ -112,6 +126,7 @@ class Agent:
         if order.shutdown:
             self._leave(departure.by_order(order, self._spec, self._keeper, self._view.slots_dir))
             return
+        self._safekeeping.obey(order)
         if order.flush_step is not None and order.flush_step != self._view.flushed_step and self._flush is None:
             self._flush = asyncio.create_task(self._flush_to_disk(order, order.flush_step))
         if state is None:
@@ -124,7 +139,11 @@ class Agent:
             self._trouble(f"telemetry pages and logs cannot be made: {error}")
 
     def _leave(self, departing: Coroutine[Any, Any, None]) -> None:
-        self._leaving = asyncio.create_task(departing)
+        async def leave() -> None:
+            async with self._safekeeping.disk_lock:
+                await departing
+
+        self._leaving = asyncio.create_task(leave())
         self._leaving.add_done_callback(lambda _: self.over.set())
 
     def leave_alone(self, because: str) -> None:
@@ -209,7 +228,8 @@ class Agent:
         """Bring one step of this node's ranks from memory to disk, beside everything else."""
         paths = self._view.in_memory(step, order)
         # nothing in memory: this node's copies of the step are on disk already
-        problems = await asyncio.to_thread(disk.flush, paths, self._spec.disk_dir) if paths else ()
+        async with self._safekeeping.disk_lock:
+            problems = await asyncio.to_thread(disk.flush, paths, self._spec.disk_dir) if paths else ()
         for problem in problems:
             self._trouble(problem)
         if not problems:

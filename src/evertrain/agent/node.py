@@ -134,6 +134,15 @@ class NodeView:
     def reread_copies(self) -> None:
         """Forget what was read of the checkpoints: something has changed them."""
         self._copies_after = -1
+        self._next_copies = 0.0
+
+    def is_communicating(self, rank: int) -> bool:
+        """Whether the newest process of this rank is inside a collective at this moment."""
+        attempt = max((number for number, of_rank in self._readers if of_rank == rank), default=None)
+        if attempt is None:
+            return False
+        view, _ = self._readers[attempt, rank].read()
+        return view is not None and view.collective.state == "entered"
 
     def _memory_is_tight(self) -> bool:
         """Between the two marks the answer stays as it was: processes must not come and go with every megabyte."""

@@ -19,10 +19,13 @@ from zlib import crc32
 from evertrain.checkpoint import slots
 from evertrain.checkpoint.slots import SlotInfo
 from evertrain.checkpoint.sums import of_chunk
+from evertrain.model.report import Save
 from evertrain.worker import slots as layout
 
 KEPT = 3
-"""So many of the steps that all nodes keep, and as many of the others: these must not push those out."""
+"""So many of the newest steps that all nodes keep, and as many of the others: these must not push those out."""
+DISTANCES = (10, 100, 1000)
+"""About so many steps back another one is kept each: a fault that is noticed late has spoilt the newest ones."""
 _ALONE = "alone"
 _STEP = re.compile(r"step-\d{12}")
 
@@ -34,7 +37,7 @@ class _Unusable(Exception):
 def flush(
     paths: Iterable[str | os.PathLike[str]], disk_dir: str | os.PathLike[str], *, alone: bool = False
 ) -> tuple[str, ...]:
-    """Write the slots of one step to disk, all or none, and keep the last three steps; returns what went wrong.
+    """Write the slots of one step to disk, all or none, and drop older steps (`kept`); returns what went wrong.
 
     Nothing that was there is touched before the new step is safe, so a full disk costs this step only. Flushing a
     step again replaces it.
@@ -123,12 +126,24 @@ def list(disk_dir: str | os.PathLike[str]) -> tuple[SlotInfo, ...]:
     """The complete copies on a node's disk, oldest step first."""
     folder = os.fspath(disk_dir)
     flushed = [os.path.join(folder, step, rank) for step in _steps(folder) for rank in _names(folder, step)]
+    return (*slots.complete(flushed, "disk"), *list_in_place(folder))
+
+
+def list_in_place(disk_dir: str | os.PathLike[str]) -> tuple[SlotInfo, ...]:
+    """Slots of ranks for which memory was too small."""
+    folder = os.fspath(disk_dir)
     in_place = [
         os.path.join(folder, "slots", rank, slot)
         for rank in _names(folder, "slots")
         for slot in _names(folder, "slots", rank)
     ]
-    return slots.complete(flushed + in_place, "disk")
+    return slots.complete(in_place, "disk")
+
+
+def found_damaged(disk_dir: str | os.PathLike[str]) -> tuple[layout.SlotHeader, ...]:
+    """Copies on a node's disk that a rank has found damaged."""
+    folder = os.fspath(disk_dir)
+    return slots.damaged(os.path.join(folder, step, rank) for step in _steps(folder) for rank in _names(folder, step))
 
 
 def _copy(source: str, header: layout.SlotHeader, target: str) -> None:
@@ -166,16 +181,34 @@ def _copy(source: str, header: layout.SlotHeader, target: str) -> None:
 
 
 def _tidy(folder: str) -> None:
-    """Remove all but the last three steps of either kind, and what a flush that was killed has left.
-
-    A later attempt may have gone back behind what an earlier one had reached: its steps are the last ones then.
-    """
+    """Remove the steps that are no longer kept, and what a flush that was killed has left."""
     unfinished = tuple(name for name in _names(folder) if name.endswith((".partial", ".old")))
-    made = sorted(_steps(folder), key=lambda step: (_attempt(folder, step), step))
-    alone = [name for name in made if _ALONE in _names(folder, name)]
-    common = [name for name in made if name not in alone]
-    for name in (*common[:-KEPT], *alone[:-KEPT], *unfinished):
+    made = sorted((_attempt(folder, name), int(name.removeprefix("step-")), name) for name in _steps(folder))
+    alone = [name for _, _, name in made if _ALONE in _names(folder, name)]
+    common = [(attempt, step) for attempt, step, name in made if name not in alone]
+    keep = {os.path.basename(os.path.dirname(layout.flushed_path("", step, 0))) for _, step in kept(common)}
+    for name in (*(name for _, _, name in made if name not in {*keep, *alone}), *alone[:-KEPT], *unfinished):
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+def kept(saves: Iterable[Save]) -> set[Save]:
+    """Which saves stay on disk: the last three, and one each about 10, 100 and 1,000 steps back.
+
+    For a distance d that is the first one of the newest block of d steps, and the first one of the block before: while
+    training goes on it is between d and 2d steps back. The same saves lead to the same answer on every node. A later
+    attempt may have gone back behind what an earlier one had reached: its saves are the last ones then, and what it
+    went back behind is not kept for its distance.
+    """
+    made = sorted(saves)
+    found = set(made[-KEPT:])
+    ahead = {save for save in made if any(later[0] > save[0] and later[1] <= save[1] for later in made)}
+    steps = {save[1]: save for save in made if save not in ahead}
+    for distance in DISTANCES:
+        first = {}
+        for step in sorted(steps, reverse=True):
+            first[step // distance] = step
+        found |= {steps[first[block]] for block in sorted(first)[-2:]}
+    return found
 
 
 def _steps(folder: str) -> tuple[str, ...]:

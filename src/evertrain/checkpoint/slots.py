@@ -50,6 +50,17 @@ def complete(paths: Iterable[str], tier: Literal["memory", "disk"]) -> tuple[Slo
     return tuple(found)
 
 
+def found_damaged(slots_dir: str | os.PathLike[str]) -> tuple[layout.SlotHeader, ...]:
+    """Slots in a node's memory that a rank has found damaged; the next save goes there."""
+    return damaged(_paths(os.fspath(slots_dir)))
+
+
+def damaged(paths: Iterable[str]) -> tuple[layout.SlotHeader, ...]:
+    """Those among these files that a rank has found damaged."""
+    headers = (layout.read(path) for path in paths)
+    return tuple(header for header in headers if header is not None and header.state == layout.DAMAGED)
+
+
 def _paths(folder: str) -> Iterable[str]:
     """`<folder>/r<rank>/<slot>`, in order."""
     for rank in _names(folder):

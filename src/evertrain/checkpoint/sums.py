@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from hashlib import blake2b
 from typing import Any
 
 from evertrain.worker.slots import PAGE_BYTES, Part, chunks, page_weights
@@ -23,6 +24,11 @@ def of_data(data: memoryview | bytes, parts: Sequence[Part]) -> list[int]:
     """The checksums of all chunks, in their order; `data` is the data section of a slot."""
     whole = memoryview(data)
     return [of_chunk(whole[offset : offset + length]) for offset, length in chunks(parts)]
+
+
+def digest(packed: bytes | memoryview) -> str:
+    """What a part's packed checksums come to: equal for equal content, whichever rank saved it."""
+    return blake2b(packed, digest_size=16).hexdigest()
 
 
 @cache

@@ -71,7 +71,7 @@ def to_disk(folder: Path) -> Rescue | None:
         return _all(job, run_dir, held, folder)
     on_disk = {node: disk.list(run_dir / "checkpoints" / node) for node in held}
     copies = {node: (*of_node, *on_disk[node]) for node, of_node in held.items()}
-    chosen = resume.choose(copies, state.placement(), state.lineage, state.first_attempt)
+    chosen = resume.choose(copies, state.placement(), resume.rules(state))
     if chosen is None or "memory" not in chosen.tiers.values():
         return None
     problems: list[str] = []

@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from evertrain.checkpoint import placement
 from evertrain.controller import views
 from evertrain.controller.store import EventStore
-from evertrain.decide import joining, planned
+from evertrain.decide import joining, planned, rounds, starting
 from evertrain.decide.conduct import decide, steps
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
+from evertrain.decide.rounds import Placed, Rounds, Shard
 from evertrain.decide.state import JobState, apply
 from evertrain.model import version
 from evertrain.model.records import AnyRecord, NodeJoined, RestartRequested, SignalRaised, StopRequested
@@ -53,6 +55,8 @@ class Conductor:
         self._applicants: list[tuple[joining.Wish, asyncio.Future[NodeJoined | joining.Refusal]]] = []
         self._looks: list[str] = []
         """Restarts for which the agents were asked what copies they hold; so many looks have been asked for."""
+        self._rounds = Rounds()
+        self._placed: tuple[object, tuple[Placed, ...]] | None = None
         self._wake = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -144,6 +148,7 @@ class Conductor:
             self._note_silence()
             await self._seat()
             await self._settle()
+            self._go_round()
             if self._state.ended is not None:
                 self.ended.set()
             self._tell()
@@ -189,10 +194,34 @@ class Conductor:
             self._state = apply(self._state, record)
             _log.info("%s", record)
 
+    def _go_round(self) -> None:
+        mesh = tuple(placement.groups_of(self._spec.mesh)) if self._spec.mesh is not None else ()
+        config = self._spec.config.checkpoint
+        self._rounds = rounds.advance(self._rounds, self._state, self.picture, config, self._place, mesh, self.now())
+
+    def _place(
+        self, shards: tuple[Shard, ...], node_of: Mapping[int, str], groups: rounds.Groups
+    ) -> tuple[Placed, ...]:
+        """Where backups go; thought over once for as long as the shards are of the same kind."""
+        asked = (shards, dict(node_of), groups)
+        if self._placed is None or self._placed[0] != asked:
+            plan = placement.plan([placement.Shard(one.name, one.owners, one.bytes) for one in shards], node_of, groups)
+            self._placed = (asked, tuple(Placed(backup.holder, backup.source) for backup in plan.backups))
+        return self._placed[1]
+
     def _tell(self) -> None:
         """Send each node what should be, when it has changed or the node has just connected."""
+        fetches = starting.fetches(self._state, self.picture, self._spec.config)
         for node, send in list(self._sends.items()):
-            order = desired(self._state, self.picture, self._spec, self._spec.config, node)
+            order = desired(
+                self._state,
+                self.picture,
+                self._spec,
+                self._spec.config,
+                node,
+                backup_round=rounds.order(self._rounds, node, self._spec.config.checkpoint),
+                fetches=fetches.get(node, ()),
+            )
             order = replace(order, copies_look=len(self._looks))
             if self._sent.get(node) != order:
                 self._sent[node] = order
@@ -202,7 +231,10 @@ class Conductor:
         return views.status(self._state, self.picture, job=self._spec.job, now=self.now())
 
 
-_MATTERING = ("attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "comparisons")
+_MATTERING = (
+    "attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "comparisons",
+    "transfer_port", "pinned", "backups", "disk_tried", "failed_fetches", "refused",
+)  # fmt: skip
 
 
 def _matters(before: NodeReport, after: NodeReport) -> bool:

@@ -27,8 +27,9 @@ _ACTIVE = (
     "steps and collectives (telemetry pages)",
     "hangs: stopped, still and busy ranks, operations that never meet",
     "restart in place",
-    "checkpoints in shared memory",
+    "checkpoints in shared memory, now and then on disk",
 )
+_SEVERAL_ACTIVE = ("copies of checkpoints in the memory of other nodes",)
 
 
 # ranks never end in the same instant; so long one may be first without a word
@@ -78,7 +79,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "start": _start(picture, state),
         "workers": _workers(state, picture),
         "nodes": [{"id": node, "state": _node_state(state, node)} for node in state.known_nodes()],
-        "active": list(_ACTIVE),
+        "active": [*_ACTIVE, *(_SEVERAL_ACTIVE if len(state.active_nodes()) > 1 else ())],
         "blind": _blind(state, picture, live),
         "message": _message(state, picture, now),
         "exit_code": state.ended.exit_code if state.ended else None,
@@ -149,16 +150,24 @@ def _step(state: JobState, picture: Picture) -> tuple[int | None, str]:
 
 
 def _steps_at_risk(state: JobState, picture: Picture, step: int | None) -> int | None:
-    """What the loss of a whole node would cost now: all that is not on disk."""
+    """What the loss of a whole node would cost now."""
     if step is None or state.run is None:
         return None
+    if state.flushed is not None and state.flushed.step is not None:
+        return max(0, step - state.flushed.step)
+    return max(0, step - (_safe_step(state, picture) or 0))
+
+
+def _safe_step(state: JobState, picture: Picture) -> int | None:
+    """The newest step that is not lost with a node: with several it has to lie on others, its own disk goes with it."""
+    if len(state.active_nodes()) > 1:
+        reports = {node: seen.report for node, seen in picture.nodes.items() if seen.connected}
+        return resume.survives_any_node(reports, state.placement(), resume.rules(state))
     on_disk = {
         node: [copy for copy in seen.report.copies if copy.tier == "disk"] for node, seen in picture.nodes.items()
     }
-    safe = resume.choose(on_disk, state.placement(), state.lineage, state.first_attempt)
-    if state.flushed is not None and state.flushed.step is not None:
-        return max(0, step - state.flushed.step)
-    return step - (safe.step if safe is not None else 0)
+    safe = resume.choose(on_disk, state.placement(), resume.rules(state))
+    return safe.step if safe is not None else None
 
 
 def _start(picture: Picture, state: JobState) -> dict[str, Any]:
@@ -244,7 +253,8 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
     if state.suspicion is not None:
         return "no step for a while: " + "; ".join(state.suspicion.evidence)
     for node in sorted(picture.nodes):
-        if problems := picture.nodes[node].report.problems:
+        report = picture.nodes[node].report
+        if problems := (*report.problems, *report.copy_problems):
             return f"{node}: {problems[-1]}"
     return ""
 
@@ -263,6 +273,7 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
     opened, decided, closed = incident.opened, incident.decided, incident.closed
     attempt = next((seen for seen in state.attempts if seen.number == opened.attempt), None)
     end = attempt.ends.get(opened.ranks[0]) if attempt is not None and opened.ranks else None
+    after = next((seen for seen in state.attempts if seen.number == incident.failover_attempt), None)
     return {
         "id": opened.incident,
         "attempt": opened.attempt,
@@ -274,7 +285,7 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
         "links": [],
         "action": decided.action if decided else "tolerate" if opened.tolerated else "none",
         "confidence": opened.confidence,
-        "evidence": list(opened.evidence),
+        "evidence": [*opened.evidence, *(after.started.passed_over if after is not None else ())],
         "step": opened.step,
         "first_new_step": closed.first_new_step if closed else None,
         "seconds": asdict(ledger.seconds(incident)),

@@ -18,6 +18,8 @@ def close(state: JobState, picture: Picture, config: Config, now: float) -> list
     if not state.closing or not at_rest(state, picture):
         return []
     if state.flushed is None:
+        if _is_on_its_way(state, picture, config, now):
+            return []
         step = flush_step(state, picture)
         reports = [picture.report(node) for node in state.active_nodes()]
         problems = tuple(line for report in reports if report is not None for line in report.problems)
@@ -72,12 +74,25 @@ def unkillable(state: JobState) -> str:
 
 def flush_step(state: JobState, picture: Picture) -> int | None:
     """The newest common step, if a rank has it in memory only."""
-    chosen = resume.newest_common(state, picture)
+    chosen = resume.newest(state, picture, fetch=False)
     return chosen.step if chosen is not None and "memory" in chosen.tiers.values() else None
+
+
+def _is_on_its_way(state: JobState, picture: Picture, config: Config, now: float) -> bool:
+    """Whether a newer step is being fetched for a node that has lost its own; for half of the time that there is."""
+    if not resume.all_read(state, picture) or _since_asked(state, now) > config.grace_s / 2:
+        return False
+    chosen = resume.newest(state, picture)
+    return chosen is not None and bool(chosen.fetches)
 
 
 def _out_of_time(state: JobState, config: Config, now: float) -> bool:
     # the last seconds of the grace belong to the processes' own ends
+    return _since_asked(state, now) > config.grace_s - 2.0
+
+
+def _since_asked(state: JobState, now: float) -> float:
+    """For so long it has been known that the job ends."""
     incident = state.incident
     since = state.stop or (incident.decided if incident is not None else None)
-    return since is not None and now - state.since(since.time) > config.grace_s - 2.0
+    return now - state.since(since.time) if since is not None else 0.0

@@ -11,7 +11,9 @@ The rules stand in the order in which they are asked; each is a function of a fe
 
 from __future__ import annotations
 
-from evertrain.decide import blame, closing, hangs, incidents, joining, lost, planned, restart, starting
+from math import isfinite
+
+from evertrain.decide import blame, closing, hangs, incidents, joining, lost, planned, restart, saves, starting
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.detect import exits
@@ -131,6 +133,7 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
         planned.end(state, picture, attempt, config.restart.node_return_s, now)
         or hangs.look(state, attempt, picture, step, config.hang, now)
         or planned.verify(state, picture, attempt, now)
+        or saves.look(state, picture, attempt, step, config.checkpoint.failed_saves_limit, now)
         or _milestones(state, attempt, picture, config, now)
     )
 
@@ -267,6 +270,7 @@ def _attempt_over(state: JobState, picture: Picture, config: Config, now: float)
             step=step,
             relative_step=relative,
             progress=_made_progress(state, attempt, step, relative, lasted, config, now),
+            loss_is_finite=all(page.loss is None or isfinite(page.loss) for page in pages.values()),
         )
     )
     if completed:

@@ -7,12 +7,21 @@ from evertrain.decide.closing import at_rest, flush_step
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import Config
-from evertrain.model.report import Desired, DesiredAttempt, Go, RankOrder
+from evertrain.model.report import Desired, DesiredAttempt, Fetch, Go, RankOrder, RoundOrder
 from evertrain.model.spec import ControllerSpec
 
 
-def desired(state: JobState, picture: Picture, spec: ControllerSpec, config: Config, node: str) -> Desired:
-    """Everything that `node` should be doing now."""
+def desired(
+    state: JobState,
+    picture: Picture,
+    spec: ControllerSpec,
+    config: Config,
+    node: str,
+    *,
+    backup_round: RoundOrder | None = None,
+    fetches: tuple[Fetch, ...] = (),
+) -> Desired:
+    """Everything that `node` should be doing now; its part in backups and restores is decided for all nodes at once."""
     placement = state.placement()
     ranks = tuple(rank for rank, placed in placement.items() if placed == node)
     attempts: list[DesiredAttempt] = []
@@ -47,6 +56,8 @@ def desired(state: JobState, picture: Picture, spec: ControllerSpec, config: Con
         read_pages_s=config.agent.read_pages_s,
         heartbeat_s=config.agent.heartbeat_s,
         eager=waits or state.active is None or state.active.resumed is None or bool(spec.faults),
+        round=backup_round,
+        fetches=fetches,
     )
 
 

@@ -49,7 +49,7 @@ def look(
 def _all_well(state: JobState, attempt: Attempt, step: int | None, now: float) -> list[AnyRecord]:
     """Whatever it was, it is over."""
     records: list[AnyRecord] = []
-    if state.tolerated is not None:
+    if state.tolerated is not None and state.tolerated.opened.source == "hang":
         number = state.tolerated.number
         records.append(r.IncidentClosed(time=now, incident=number, first_new_step=step, passed_time=now))
     if state.suspicion is not None:

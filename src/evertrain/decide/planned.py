@@ -106,7 +106,7 @@ def refusal(state: JobState, picture: Picture, asked: r.RestartRequested, step: 
 def available(state: JobState, picture: Picture) -> list[int]:
     """Steps that all ranks hold just now; ranks that run may overwrite any of them."""
     copies = {node: seen.report.copies for node, seen in picture.nodes.items()}
-    return [one.step for one in resume.common(copies, state.placement(), state.lineage, state.first_attempt)]
+    return [one.step for one in resume.common(copies, state.placement(), resume.rules(state))]
 
 
 def _no_such_step(asked: r.RestartRequested, held: list[int], step: int | None) -> Refusal | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 from evertrain.decide.state import Incident, JobState
+from evertrain.detect import exits
 from evertrain.model.config import RestartConfig
 
 
@@ -57,7 +58,9 @@ def _signature(state: JobState, incident: Incident) -> str | None:
     if attempt is None or len(incident.opened.ranks) != 1:
         return None
     end = attempt.ends.get(incident.opened.ranks[0])
-    return end.error.signature() if end is not None and end.error is not None and not end.follower else None
+    if end is None or end.error is None or end.follower or exits.is_damage(end.error):
+        return None
+    return end.error.signature()
 
 
 def _without_progress(state: JobState) -> int:
@@ -67,6 +70,8 @@ def _without_progress(state: JobState) -> int:
             break
         if attempt.ended.outcome == "restarted":
             continue  # it was not given the time
+        if any(exits.is_damage(end.error) for end in attempt.ends.values()):
+            continue  # the next one goes on from another copy
         count += 1
     return count
 

@@ -1,7 +1,9 @@
 """From which step does the next attempt go on?
 
-The newest step of which *every* rank has a complete copy in a valid place. A copy is void when a later attempt went
-back behind it: two runs of one step need not have the same bits, so mixing them would join two trajectories.
+The newest step of which *every* rank can get a whole copy: from its own node's memory or disk, else from other nodes,
+whose agents hold backups of it and replicas of its parts; its node fetches it then before the attempt starts. A copy is
+void when a later attempt went back behind it: two runs of one step need not have the same bits, so mixing them would
+join two trajectories. And no copies are tried a third time that two attempts went wrong with.
 """
 
 from __future__ import annotations
@@ -11,74 +13,118 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from evertrain.decide.picture import Picture
-from evertrain.decide.state import JobState
-from evertrain.model.report import Copy
+from evertrain.decide.state import Attempt, JobState
+from evertrain.model.report import Copy, NodeReport, Save
 
 Tier = Literal["memory", "disk"]
+Holders = Mapping[int, tuple[str, ...]]
+"""By rank: the nodes that have its state, each the whole of it or a piece."""
+
+SOON_STEPS = 3
+"""An attempt that goes wrong within so many steps may have gone wrong because of what it went on from."""
+TRIES = 2
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """A step, and where each rank finds its copy."""
+    """A save, and where each rank finds its copy."""
 
     step: int
     tiers: dict[int, Tier]
+    attempt: int
+    """That saved it."""
+    fetches: dict[int, tuple[str, ...]] = {}
+    """Ranks whose node has no copy yet, with the nodes that have it, or pieces of it."""
+
+    @property
+    def save(self) -> Save:
+        return self.attempt, self.step
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """Which copies may be used at all."""
+
+    lineage: tuple[tuple[int, int], ...] = ()
+    """(attempt, step it resumed from) of all attempts so far."""
+    first_attempt: int = 1
+    spent: frozenset[tuple[Save, int, Tier]] = frozenset()
+    """Save, rank and tier of copies that were tried often enough."""
+
+    def allow(self, save: Save) -> bool:
+        """Whether the save lies on the trajectory that the job is on now."""
+        return save[0] >= self.first_attempt and all(
+            save[1] <= resumed for attempt, resumed in self.lineage if attempt > save[0]
+        )
+
+
+def rules(state: JobState) -> Rules:
+    return Rules(lineage=state.lineage, first_attempt=state.first_attempt, spent=_spent(state))
 
 
 def choose(
     copies: Mapping[str, Iterable[Copy]],
     placement: dict[int, str],
-    lineage: tuple[tuple[int, int], ...] = (),
-    first_attempt: int = 1,
+    given: Rules = Rules(),  # noqa: B008
     at_most: int | None = None,
+    elsewhere: Mapping[Save, Holders] | None = None,
 ) -> Resume | None:
-    """Pick the newest step that all ranks of `placement` can restore on their own node; None: there is none.
+    """Pick the newest step that all ranks of `placement` can restore; None: there is none.
 
     Not a later one than `at_most`, if that is given.
     """
-    found = common(copies, placement, lineage, first_attempt)
+    found = common(copies, placement, given, elsewhere)
     return max((one for one in found if at_most is None or one.step <= at_most), key=lambda one: one.step, default=None)
 
 
 def common(
     copies: Mapping[str, Iterable[Copy]],
     placement: dict[int, str],
-    lineage: tuple[tuple[int, int], ...] = (),
-    first_attempt: int = 1,
+    given: Rules = Rules(),  # noqa: B008
+    elsewhere: Mapping[Save, Holders] | None = None,
 ) -> list[Resume]:
     """Every step that all ranks can restore, oldest first; of two runs of one step the later one.
 
-    `copies` are by node, `lineage` is (attempt, step it resumed from) of all attempts so far; memory is preferred.
-    Copies saved by another number of ranks are set aside: their shards do not fit.
+    `copies` are by node; memory is preferred, then disk, and what has to come from `elsewhere` is last. Copies saved by
+    another number of ranks are set aside: their shards do not fit.
     """
-    complete: dict[tuple[int, int], dict[int, Tier]] = defaultdict(dict)
+    own: dict[Save, dict[int, Tier]] = defaultdict(dict)
     for node, of_node in copies.items():
         for copy in of_node:
             if placement.get(copy.rank) != node or copy.world_size != len(placement):
                 continue
-            tiers = complete[copy.step, copy.attempt]
-            if is_valid(copy, lineage, first_attempt) and tiers.get(copy.rank) != "memory":
+            tiers = own[copy.save]
+            if (copy.save, copy.rank, copy.tier) not in given.spent and tiers.get(copy.rank) != "memory":
                 tiers[copy.rank] = copy.tier
-    whole = {step: tiers for (step, _), tiers in sorted(complete.items()) if len(tiers) == len(placement)}
-    return [Resume(step, tiers) for step, tiers in whole.items()]
+    tried = {(save, rank) for save, rank, _ in given.spent}
+    whole: dict[int, Resume] = {}
+    for save in sorted({*own, *(elsewhere or {})}):
+        tiers, holders = own.get(save, {}), (elsewhere or {}).get(save, {})
+        # what others have of a copy that was tried is the same once more
+        fetches = {rank: holders[rank] for rank in placement if rank not in tiers and rank in holders}
+        fetches = {rank: nodes for rank, nodes in fetches.items() if (save, rank) not in tried}
+        if given.allow(save) and len(tiers) + len(fetches) == len(placement):
+            attempt, step = save
+            whole[step] = Resume(step, tiers, attempt, fetches)
+    return [whole[step] for step in sorted(whole)]
 
 
-def is_valid(copy: Copy, lineage: tuple[tuple[int, int], ...], first_attempt: int) -> bool:
-    """Whether the copy lies on the trajectory that the job is on now."""
-    return copy.attempt >= first_attempt and all(
-        copy.step <= resumed for attempt, resumed in lineage if attempt > copy.attempt
-    )
-
-
-def newest_common(state: JobState, picture: Picture, at_most: int | None = None) -> Resume | None:
-    """The newest step that all ranks hold by the newest lists of their nodes."""
+def newest(state: JobState, picture: Picture, at_most: int | None = None, *, fetch: bool = True) -> Resume | None:
+    """The newest step that all ranks can get by the newest lists of their nodes; without `fetch` where they are now."""
     last = state.attempt.number if state.attempt is not None else 0
     # a list that was read while ranks ran may name copies that are gone
-    copies = {
-        node: seen.report.copies for node, seen in picture.nodes.items() if seen.report.copies_after_attempt >= last
-    }
-    return choose(copies, state.placement(), state.lineage, state.first_attempt, at_most)
+    reports = {node: seen.report for node, seen in picture.nodes.items() if seen.report.copies_after_attempt >= last}
+    copies = {node: report.copies for node, report in reports.items()}
+    placement = state.placement()
+    connected = {node: report for node, report in reports.items() if picture.connected(node)}
+    there = elsewhere(connected, placement) if fetch else {}
+    given = rules(state)
+    found = choose(copies, placement, given, at_most, there)
+    if found is None and given.spent:
+        # rather a third time than from nothing
+        found = choose(copies, placement, replace(given, spent=frozenset()), at_most, there)
+    return found
 
 
 def all_read(state: JobState, picture: Picture) -> bool:
@@ -86,3 +132,102 @@ def all_read(state: JobState, picture: Picture) -> bool:
     last = state.attempt.number if state.attempt is not None else 0
     reports = [picture.report(node) for node in state.active_nodes()]
     return all(report is not None and report.copies_after_attempt >= last for report in reports)
+
+
+# -- what lies on other nodes ----------------------------------------------------------------------------------------
+
+
+def elsewhere(reports: Mapping[str, NodeReport], placement: dict[int, str]) -> dict[Save, Holders]:
+    """For each save the ranks whose node could fetch it, and from where; what failed before is left out."""
+    failed = {(one.rank, one.save) for report in reports.values() for one in report.failed_fetches}
+    found: dict[Save, dict[int, tuple[str, ...]]] = {}
+    for save, pieces in _pieces(reports).items():
+        if pieces.world_size == len(placement):
+            ranks = {rank: pieces.holders(rank) for rank in pieces.heads if (rank, save) not in failed}
+            found[save] = {rank: nodes for rank, nodes in ranks.items() if nodes}
+    for node, report in reports.items():
+        for copy in report.copies:
+            fits = copy.world_size == len(placement) and placement.get(copy.rank) != node
+            if fits and (copy.rank, copy.save) not in failed:
+                of_save = found.setdefault(copy.save, {})
+                of_save[copy.rank] = tuple(dict.fromkeys((node, *of_save.get(copy.rank, ()))))
+    return {save: holders for save, holders in found.items() if holders}
+
+
+def survives_any_node(reports: Mapping[str, NodeReport], placement: dict[int, str], given: Rules) -> int | None:
+    """The newest step that would still be there if any one node were lost with all it has; None: there is none."""
+    steps = [
+        save[1]
+        for save, pieces in _pieces(reports).items()
+        if given.allow(save)
+        and pieces.world_size == len(placement)
+        and all(pieces.holders(rank, without=node) for rank, node in placement.items())
+    ]
+    return max(steps, default=None)
+
+
+class _Pieces:
+    """Where the pieces of one save are."""
+
+    def __init__(self) -> None:
+        self.world_size = 0
+        self.parts: dict[str, list[str]] = defaultdict(list)
+        """Nodes, by digest."""
+        self.heads: dict[int, tuple[list[str], frozenset[str]]] = {}
+        """By rank: nodes that keep its head for it, and the parts that it speaks of."""
+
+    def holders(self, rank: int, *, without: str | None = None) -> tuple[str, ...]:
+        """The nodes that together have all of a rank's state; none if something is missing."""
+        nodes, digests = self.heads.get(rank, ([], frozenset()))
+        lists = [[node for node in nodes if node != without]]
+        lists += [[node for node in self.parts[digest] if node != without] for digest in sorted(digests)]
+        return tuple(dict.fromkeys(node for one in lists for node in one)) if all(lists) else ()
+
+
+def _pieces(reports: Mapping[str, NodeReport]) -> dict[Save, _Pieces]:
+    """Only of saves of which something is kept for another node."""
+    found: dict[Save, _Pieces] = defaultdict(_Pieces)
+    for node, report in reports.items():
+        for backup in report.backups:
+            pieces = found[backup.save]
+            pieces.world_size = max(pieces.world_size, backup.world_size)
+            for rank, parts in backup.heads.items():
+                pieces.heads.setdefault(rank, ([], frozenset(part.digest for part in parts)))[0].append(node)
+            for part in backup.parts:
+                pieces.parts[part.digest].append(node)
+    for node, report in reports.items():
+        for pinned in report.pinned:
+            if pinned.save in found:
+                for part in pinned.parts or ():
+                    found[pinned.save].parts[part.digest].append(node)
+    return found
+
+
+# -- copies that attempts went wrong with ----------------------------------------------------------------------------
+
+
+def _spent(state: JobState) -> frozenset[tuple[Save, int, Tier]]:
+    """The copies that two attempts of this run went on from and went wrong soon after."""
+    tried: dict[tuple[Save, int, Tier], int] = defaultdict(int)
+    for attempt in state.attempts:
+        started = attempt.started
+        if started.resume is not None and started.resume_attempt is not None and _went_wrong_soon(attempt):
+            for rank, tier in started.tiers.items():
+                tried[(started.resume_attempt, started.resume), rank, tier] += 1
+    return frozenset(copy for copy, often in tried.items() if often >= TRIES)
+
+
+def _went_wrong_soon(attempt: Attempt) -> bool:
+    ended, resumed = attempt.ended, attempt.started.resume
+    if ended is None or resumed is None:
+        return False
+    if not ended.loss_is_finite:
+        return True  # nothing has been saved since that could be gone on from instead
+    done = ended.relative_step if ended.step is None else ended.step - resumed
+    return ended.outcome == "failed" and done <= SOON_STEPS and _failed_by_itself(attempt)
+
+
+def _failed_by_itself(attempt: Attempt) -> bool:
+    """Whether a rank did: a hang, or a node that goes away, says nothing about a copy."""
+    failures = attempt.failures()
+    return any(not end.follower for end in failures) and all(end.status is not None for end in failures)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from evertrain.decide import planned, resume
+from evertrain.decide import closing, planned, resume
 from evertrain.decide.picture import Picture
+from evertrain.decide.resume import Resume
 from evertrain.decide.state import JobState
 from evertrain.model import records as r
 from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord
+from evertrain.model.report import Fetch, Peer
+
+_MOST_LINES = 8
 
 
 def start(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
@@ -23,8 +27,9 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
     first = picture.attempt(nodes[0], state.next_attempt)
     report = picture.report(nodes[0])
     assert first is not None and first.store_port is not None and report is not None
-    # what was there when a restart was asked for may have been overwritten since: never from nothing because of that
-    chosen = resume.newest_common(state, picture, planned.latest_step(state)) or resume.newest_common(state, picture)
+    chosen = _chosen(state, picture)
+    if chosen is not None and chosen.fetches:
+        return []  # the nodes that need it are bringing it
     asked = planned.pending(state)
     started = r.AttemptStarted(
         time=now,
@@ -35,11 +40,60 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
         master_addr=report.address,
         master_port=first.store_port,
         resume=chosen.step if chosen else None,
+        resume_attempt=chosen.attempt if chosen else None,
+        passed_over=_passed_over(state, picture, chosen),
         tiers=chosen.tiers if chosen else {},
         reached=state.best_step,
         restart=asked.asked.restart if asked is not None else None,
     )
     return [started]
+
+
+def fetches(state: JobState, picture: Picture, config: Config) -> dict[str, tuple[Fetch, ...]]:
+    """What nodes are to get from others before the next attempt can start, or the job can end; by node."""
+    if state.run is None or state.ended is not None or not state.roster:
+        return {}
+    waits = closing.at_rest(state, picture) if state.closing else state.active is None
+    if not waits or not resume.all_read(state, picture):
+        return {}
+    chosen = _chosen(state, picture)
+    if chosen is None:
+        return {}
+    placement, found = state.placement(), dict[str, tuple[Fetch, ...]]()
+    for rank, nodes in sorted(chosen.fetches.items()):
+        # ranks that need the same pieces do not all begin with the same node
+        turned = (*nodes[rank % len(nodes) :], *nodes[: rank % len(nodes)])
+        peers = tuple(peer for node in turned if (peer := peer_of(picture, node)) is not None)
+        attempt, step = chosen.save
+        fetch = Fetch(rank=rank, attempt=attempt, step=step, peers=peers, within_s=config.checkpoint.fetch_s)
+        found[placement[rank]] = (*found.get(placement[rank], ()), fetch)
+    return found
+
+
+def peer_of(picture: Picture, node: str) -> Peer | None:
+    """Where a node gives out copies; None while it cannot be asked."""
+    report = picture.report(node)
+    if report is None or not report.transfer_port:
+        return None
+    return Peer(node, report.address, report.transfer_port)
+
+
+def _chosen(state: JobState, picture: Picture) -> Resume | None:
+    # what was there when a restart was asked for may have been overwritten since: never from nothing because of that
+    return resume.newest(state, picture, planned.latest_step(state)) or resume.newest(state, picture)
+
+
+def _passed_over(state: JobState, picture: Picture, chosen: Resume | None) -> tuple[str, ...]:
+    """What went wrong with copies on the way to this choice."""
+    lines = [
+        f"{node}: step {one.step} of rank {one.rank} could not be fetched: {one.because}"
+        for node in state.active_nodes()
+        if (report := picture.report(node)) is not None
+        for one in report.failed_fetches
+    ]
+    if chosen is None and state.best_step is not None:
+        lines.append(f"no checkpoint that all ranks have: started again from nothing after step {state.best_step}")
+    return tuple(lines[-_MOST_LINES:])
 
 
 def _not_ready(state: JobState, picture: Picture) -> str:

@@ -75,7 +75,14 @@ def category(status: int | None, error: RankError | None) -> str:
         return "oom_gpu"
     if short == "MemoryError":
         return "oom_host"
+    if is_damage(error):
+        return "storage"
     return "user_code"
+
+
+def is_damage(error: RankError | None) -> bool:
+    """Whether a rank found every copy of its state damaged that it could have gone on from: no fault of the script."""
+    return error is not None and error.type.rpartition(".")[2] == "CheckpointDamaged"
 
 
 def signal_name(number: int) -> str:

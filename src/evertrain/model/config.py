@@ -68,6 +68,23 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """So often it looks at the telemetry pages of its ranks."""
 
 
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where checkpoints go from the memory of their own node, and how often."""
+
+    peers: bool = True
+    """Keep a copy of each rank's state in the memory of another node, where there are several."""
+    round_s: float = 2.0
+    """From one such backup to the next it takes at least so long."""
+    peer_bytes_per_s: int = 1 << 30
+    """A node sends no more than this for backups; restoring after a fault has no limit."""
+    disk_every_s: float = 10.0
+    """So often a step is written to each node's own disk, unless writing takes more than half of that time."""
+    fetch_s: float = 600.0
+    """So long may it take a node to get a rank's state from others before an older step is taken."""
+    failed_saves_limit: int = 10
+    """So many saves of a rank may fail in a row before that is an incident; training goes on."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole tree."""
 
@@ -77,3 +94,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hang: HangConfig = HangConfig()
     machines: MachinesConfig = MachinesConfig()
     agent: AgentConfig = AgentConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()

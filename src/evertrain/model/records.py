@@ -84,6 +84,10 @@ class AttemptStarted(Record, frozen=True, kw_only=True):
     """The highest step any rank of any earlier attempt had done."""
     restart: str | None = None
     """The restart that was asked for and that this is: what the attempt is there for stands in it."""
+    resume_attempt: int | None = None
+    """The attempt that saved what this one goes on from."""
+    passed_over: tuple[str, ...] = ()
+    """Why it does not go on from a later step, one line each."""
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +134,7 @@ class IncidentOpened(Record, frozen=True, kw_only=True):
     confidence: float
     evidence: tuple[str, ...]
     step: int | None
-    source: Literal["exit", "hang", "signal", "verification"] = "exit"
+    source: Literal["exit", "hang", "signal", "verification", "saves"] = "exit"
     """What it was seen by."""
     tolerated: bool = False
     """Named and watched; nothing is done about it."""
@@ -170,6 +174,8 @@ class AttemptEnded(Record, frozen=True, kw_only=True):
     """Highest absolute step of any rank."""
     relative_step: int
     progress: bool
+    loss_is_finite: bool = True
+    """Of what the ranks reported last."""
 
 
 class Decided(Record, frozen=True, kw_only=True):

@@ -18,6 +18,10 @@ DISMISSED = 4409
 """Close code of the WebSocket: the run that an agent belongs to is over, or goes on without its node."""
 
 
+Save = tuple[int, int]
+"""Attempt and step: what tells one save of a job from another."""
+
+
 class Identity(msgspec.Struct, frozen=True):
     """One process for ever: a pid alone is used again by the kernel."""
 
@@ -109,6 +113,119 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks among which the state was divided when it was saved."""
     tier: Literal["memory", "disk"]
 
+    @property
+    def save(self) -> Save:
+        return self.attempt, self.step
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One part of a rank's state. Equal digest and length: equal content, whichever rank it is of."""
+
+    digest: str
+    """Of its checksums, in hexadecimal digits."""
+    bytes: int
+
+
+class Pinned(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's copy of a save that must stay, on its own node."""
+
+    rank: int
+    attempt: int
+    step: int
+    world_size: int
+    head_bytes: int = 0
+    """All of the copy but its data."""
+    parts: tuple[Part, ...] | None = None
+    """None: not known yet, checksums are being computed."""
+
+    @property
+    def save(self) -> Save:
+        return self.attempt, self.step
+
+
+class Backup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node keeps of one save for other nodes."""
+
+    attempt: int
+    step: int
+    world_size: int
+    heads: dict[int, tuple[Part, ...]] = {}
+    """By rank: the parts that make up its state."""
+    parts: tuple[Part, ...] = ()
+    """Those that lie here."""
+
+    @property
+    def save(self) -> Save:
+        return self.attempt, self.step
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Where another agent gives out copies."""
+
+    node: str
+    address: str
+    port: int
+
+
+class Pull(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a node is to keep a copy of."""
+
+    attempt: int
+    step: int
+    rank: int
+    """Whose it is."""
+    digest: str = ""
+    """Of the part; empty: the rank's head."""
+    bytes: int
+    peer: Peer
+
+    @property
+    def save(self) -> Save:
+        return self.attempt, self.step
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's copy of a save that its node needs before the rank can start, and who has pieces of it."""
+
+    rank: int
+    attempt: int
+    step: int
+    peers: tuple[Peer, ...]
+    within_s: float
+
+    @property
+    def save(self) -> Save:
+        return self.attempt, self.step
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """A fetch that came to nothing."""
+
+    rank: int
+    attempt: int
+    step: int
+    because: str
+
+    @property
+    def save(self) -> Save:
+        return self.attempt, self.step
+
+
+class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's part in keeping a common step safe."""
+
+    wanted: Save | None = None
+    """The first save of this attempt at or after this step is to stay."""
+    kept: tuple[Save, ...] = ()
+    """... and these saves, where they are."""
+    pulls: tuple[Pull, ...] = ()
+    backups: tuple[Save, ...] = ()
+    """Saves of which what is kept for other nodes is still needed."""
+    disk: Save | None = None
+    """To be written to the node's disk."""
+    bytes_per_s: int = 1 << 30
+    """At which this node gives out what others pull."""
+
 
 class Compare(msgspec.Struct, frozen=True, kw_only=True):
     """Two attempts that did the same steps; what losses did the ranks report in each?"""
@@ -183,6 +300,19 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """The `evertrain run` that started this node's processes no longer lives."""
     memory_is_tight: bool = False
     """Nothing should wait in memory here that is not needed now."""
+    transfer_port: int = 0
+    """Where this node gives out copies of checkpoints; 0: nowhere yet."""
+    pinned: tuple[Pinned, ...] = ()
+    backups: tuple[Backup, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Process groups of the ranks here, as their newest pinned saves name them; without those of all ranks."""
+    disk_tried: Save | None = None
+    """The last save of which the writing to disk is over, well or not."""
+    failed_fetches: tuple[Failed, ...] = ()
+    refused: Save | None = None
+    """This node cannot do its part for this save: there is no room, or its copies are gone."""
+    copy_problems: tuple[str, ...] = ()
+    """What is wrong with copies now, one line each: damaged ones, no room, peers that do not answer."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -268,3 +398,6 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     heartbeat_s: float = 1.0
     eager: bool = False
     """Report every change of a page at once: something waits for a step."""
+    round: RoundOrder | None = None
+    """None: it is not known yet what is needed, so nothing changes."""
+    fetches: tuple[Fetch, ...] = ()

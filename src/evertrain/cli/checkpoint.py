@@ -120,7 +120,7 @@ def _verify(argv: Sequence[str]) -> int:
 
     job = look.find(args.job, args.run_dir)
     steps = copies.of_job(job) if args.step is None else [copies.choose(job, args.step)]
-    checked = []
+    checked: list[Json] = []
     for step in steps:
         for copy in step.copies:
             why = content.check(copy.path)

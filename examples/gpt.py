@@ -1,6 +1,6 @@
 """A small GPT over bytes, and a text that every machine has: the source code of Python's standard library.
 
-Shared by train_gpt.py and train_gpt_fsdp.py, which show the training loop.
+Shared by train_gpt.py, train_gpt_fsdp.py and train_3d.py, which show the training loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def arguments() -> argparse.Namespace:
+def arguments(**sizes: int) -> argparse.Namespace:
+    """The options of all scripts, and sizes with defaults that only one of them has."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=4, help="sequences per rank and step")
@@ -27,6 +28,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--print-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--evaluate-every", type=int, default=100, metavar="STEPS")
+    for name, size in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--out", type=Path, help="file for the hash of the final parameters")
     return parser.parse_args()
 
@@ -59,11 +62,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        split = self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = split.permute(2, 0, 3, 1, 4)
+        # head by head, so that a part of the columns is some of the heads: tensor parallelism splits columns
+        split = self.qkv(self.norm_1(x)).view(batch, length, -1, 3, width // self.heads)
+        q, k, v = split.permute(3, 0, 2, 1, 4)
         dropout = self.dropout if self.training else 0.0
         attended = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm_2(x))
 
 
@@ -103,9 +107,9 @@ def load_text(megabytes: int = 2) -> Tensor:
     return torch.frombuffer(text[: megabytes << 20], dtype=torch.uint8)
 
 
-def draw(text: Tensor, batch: int, context: int) -> tuple[Tensor, Tensor]:
+def draw(text: Tensor, batch: int, context: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """A random batch: `context` bytes each, and the bytes that follow them."""
-    starts = torch.randint(len(text) - context - 1, (batch,))
+    starts = torch.randint(len(text) - context - 1, (batch,), generator=generator)
     pieces = torch.stack([text[start : start + context + 1] for start in starts.tolist()]).long()
     return pieces[:, :-1], pieces[:, 1:]
 

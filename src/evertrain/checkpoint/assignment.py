@@ -8,17 +8,20 @@ are a packing problem: the largest go first, paths repair what does not fit, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from math import inf
 
 import msgspec
 
-Cost = tuple[int, int]
+Cost = tuple[float, float]
 """What a node costs a piece, the lower the better; the second number counts only between equals in the first."""
+ANY: Cost = (inf, inf)
 
+_ROOM_LEVELS = 32
 _SEARCHED_PIECES = 64
 _SEARCHED_STATES = 20_000
 _REPAIR_VISITS = 1_000_000
-"""About a second: beyond it, pieces of unequal sizes that fit nowhere directly take a worse tier without a search."""
+"""A second or two: beyond it, pieces that fit nowhere directly take a worse tier without a search for room."""
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +37,10 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     needed: bool
     """Better on a node that is over the bound than nowhere."""
 
-    def within(self, cost: tuple[float, float]) -> int:
+    def cost_of(self, node: int) -> Cost:
+        return next(cost for cost, members in self.tiers if members >> node & 1)
+
+    def within(self, cost: Cost) -> int:
         """The nodes that cost at most this."""
         nodes = 0
         for tier, members in self.tiers:
@@ -53,14 +59,35 @@ def assign(pieces: Sequence[Piece], nodes: int) -> list[int | None]:
     table = _Table(pieces, nodes)
     waiting = sorted(range(len(pieces)), key=lambda index: -pieces[index].bytes)
     for cost in sorted({tier for piece in pieces for tier, _ in piece.tiers}):
+        # what has been placed gives up the second number of its cost only where it saves another the first number
+        freedom = _Freedom.SECOND_NUMBER if cost > (0, 0) else _Freedom.NONE
         table.begin_round()
-        waiting = [index for index in waiting if not table.settle(index, cost)]
-    if not table.is_best() and (found := _searched(pieces, nodes)):
+        waiting = [index for index in waiting if not table.settle(index, cost, freedom)]
+
+    best = [piece.tiers[0][1] for piece in pieces]
+    best_in_first_number = [piece.within((piece.tiers[0][0][0], inf)) for piece in pieces]
+    for choices in (best, best_in_first_number):
+        if not table.is_settled(choices) and (found := _search(pieces, choices, nodes)):
+            return found
+
+    table.begin_round()
+    needed = [index for index in waiting if pieces[index].needed]
+    stuck = [index for index in needed if not table.settle(index, ANY, _Freedom.ALL)]
+    if stuck and (found := _search(pieces, [piece.within(ANY) for piece in pieces], nodes)):
         return found
-    for index in waiting:
-        if pieces[index].needed:
-            table.put(index, table.least_loaded(index))
+    for index in stuck:
+        table.put(index, table.least_loaded(index))
+    if needed:
+        table.improve()
     return table.place
+
+
+class _Freedom(IntEnum):
+    """What a placed piece may lose when it has to make room."""
+
+    NONE = 0
+    SECOND_NUMBER = 1
+    ALL = 2
 
 
 class _Table:
@@ -72,35 +99,35 @@ class _Table:
         self._nodes = nodes
         self._bound = bound_of(pieces, nodes)
         self._total = sum(piece.bytes for piece in pieces)
-        self._smallest = min((piece.bytes for piece in pieces), default=0)
-        self._equal = all(piece.bytes == self._smallest for piece in pieces)
+        self._largest = max((piece.bytes for piece in pieces), default=0) or 1
         self._load = [0] * nodes
         self._on: list[list[int]] = [[] for _ in range(nodes)]
         self._cost: list[Cost] = [(0, 0)] * len(pieces)
         self._hold = [0] * len(pieces)
         """Where a placed piece may be moved to."""
         self._below_share = (1 << nodes) - 1 if self._total else 0
-        self._not_full = (1 << nodes) - 1
+        self._with_room_for = [0] * _ROOM_LEVELS + [(1 << nodes) - 1]
+        """Nodes by how much of the largest piece they could take still, in equal steps."""
         self._visits_left = _REPAIR_VISITS
-        self._exhausted = [0, 0]
+        self._exhausted = [0] * len(_Freedom)
         self._exhausted_for = 0
 
     def begin_round(self) -> None:
-        self._exhausted = [0, 0]
+        """Forget which nodes searches for room have been through: pieces may go to others now."""
+        self._exhausted = [0] * len(_Freedom)
 
-    def settle(self, index: int, cost: Cost) -> bool:
-        """Place a piece at no more than this cost, moving others within their own cost if that makes room."""
+    def settle(self, index: int, cost: Cost, freedom: _Freedom) -> bool:
+        """Place a piece at no more than this cost, moving others if that makes room."""
         piece = self.pieces[index]
         nodes = piece.within(cost)
         if not nodes:
             return False
-        self._cost[index], self._hold[index] = cost, nodes
+        self._bind(index, cost)
         node = self._choose(piece, nodes)
         if node is not None:
             self.put(index, node)
             return True
-        # what has been placed gives up the second number of its cost only where it saves another the first number
-        return self._repair(index, nodes, loosely=False) or (cost > (0, 0) and self._repair(index, nodes, loosely=True))
+        return any(self._repair(index, nodes, least) for least in _Freedom if least <= freedom)
 
     def put(self, index: int, node: int) -> None:
         self.place[index] = node
@@ -109,23 +136,53 @@ class _Table:
 
     def least_loaded(self, index: int) -> int:
         piece = self.pieces[index]
-        nodes = _around(piece.within((len(self.pieces), inf)) | piece.tiers[-1][1], piece.start)
+        nodes = _around(piece.within(ANY), piece.start)
         return min(nodes, key=lambda node: self._load[node])
 
-    def is_best(self) -> bool:
-        """Whether nothing better can be found: by search, if sizes differ and the case is small."""
-        if self._equal or len(self.pieces) > _SEARCHED_PIECES:
-            return True
-        return all(
-            node is not None and piece.tiers[0][1] >> node & 1
-            for piece, node in zip(self.pieces, self.place, strict=True)
-        )
+    def is_settled(self, choices: Sequence[int]) -> bool:
+        """Whether every piece is on one of its nodes."""
+        return all(node is not None and nodes >> node & 1 for nodes, node in zip(choices, self.place, strict=True))
+
+    def improve(self) -> None:
+        """Take pieces back to cheaper nodes where that costs no other anything."""
+        placed = [(index, node) for index, node in enumerate(self.place) if node is not None]
+        for index, node in placed:
+            self._bind(index, self.pieces[index].cost_of(node))
+        for index, _ in placed:
+            self._take_back(index)
+
+    def _take_back(self, index: int) -> None:
+        cost = self._cost[index]
+        for cheaper, _ in self.pieces[index].tiers:
+            if cheaper == cost:
+                return
+            before = self._take(index)
+            self.begin_round()
+            if self.settle(index, cheaper, _Freedom.NONE):
+                return
+            self._bind(index, cost)
+            self.put(index, before)
+
+    def _bind(self, index: int, cost: Cost) -> None:
+        self._cost[index], self._hold[index] = cost, self.pieces[index].within(cost)
+
+    def _take(self, index: int) -> int:
+        node = self.place[index]
+        assert node is not None
+        self.place[index] = None
+        self._on[node].remove(index)
+        self._weigh(node, -self.pieces[index].bytes)
+        return node
 
     def _weigh(self, node: int, more: int) -> None:
         bit = 1 << node
+        self._with_room_for[self._room_level(node)] &= ~bit
         load = self._load[node] = self._load[node] + more
+        self._with_room_for[self._room_level(node)] |= bit
         self._below_share = self._below_share & ~bit | (bit if load * self._nodes < self._total else 0)
-        self._not_full = self._not_full & ~bit | (bit if load + self._smallest <= self._bound else 0)
+
+    def _room_level(self, node: int) -> int:
+        return max(0, min(_ROOM_LEVELS, (self._bound - self._load[node]) * _ROOM_LEVELS // self._largest))
 
     def _choose(self, piece: Piece, nodes: int) -> int | None:
         # a node below its share can take any piece and stay within the bound
@@ -138,27 +195,34 @@ class _Table:
         return self._with_room(piece, nodes) if node is None else node
 
     def _with_room(self, piece: Piece, nodes: int) -> int | None:
-        for node in _around(nodes & self._not_full, piece.start):
-            if self._load[node] + piece.bytes <= self._bound:
-                return node
-        return None
+        level, between = divmod(piece.bytes * _ROOM_LEVELS, self._largest)
+        certain = 0
+        for members in self._with_room_for[level + 1 if between else level :]:
+            certain |= members
+        node = _next(nodes & certain, piece.start)
+        if node is None and between:
+            for near in _around(nodes & self._with_room_for[level], piece.start):
+                if self._load[near] + piece.bytes <= self._bound:
+                    return near
+        return node
 
-    def _repair(self, index: int, nodes: int, *, loosely: bool) -> bool:
+    def _repair(self, index: int, nodes: int, freedom: _Freedom) -> bool:
         """Move one piece to make room for the next, and so on, along the shortest such path there is."""
         if self._exhausted_for != self.pieces[index].bytes:
-            self._exhausted, self._exhausted_for = [0, 0], self.pieces[index].bytes
-        seen = nodes | self._exhausted[loosely]
+            self.begin_round()
+            self._exhausted_for = self.pieces[index].bytes
+        seen = nodes | self._exhausted[freedom]
         # a piece, the full nodes it could go to and that no earlier entry has, where it is, the entry that comes there
-        paths = [(index, nodes & ~self._exhausted[loosely], -1, -1)]
+        paths = [(index, nodes & ~self._exhausted[freedom], -1, -1)]
         for entry, (comes, full_nodes, _, _) in enumerate(paths):
             for node in _around(full_nodes, 0):
+                if self._visits_left < 0:
+                    return False
+                self._visits_left -= len(self._on[node])
                 for moves in self._on[node]:
-                    if not self._equal:
-                        self._visits_left -= 1
-                        room = self._bound - self._load[node] + self.pieces[moves].bytes
-                        if room < self.pieces[comes].bytes or self._visits_left < 0:
-                            continue
-                    reached = self._reach(moves, loosely) & ~seen
+                    if self._load[node] - self.pieces[moves].bytes + self.pieces[comes].bytes > self._bound:
+                        continue
+                    reached = self._reach(moves, freedom) & ~seen
                     if not reached:
                         continue
                     free = self._with_room(self.pieces[moves], reached)
@@ -168,11 +232,13 @@ class _Table:
                     seen |= reached
                     paths.append((moves, reached, node, entry))
         # nothing placed on these nodes can leave them: the next search need not look there again
-        self._exhausted[loosely] = seen
+        self._exhausted[freedom] = seen
         return False
 
-    def _reach(self, index: int, loosely: bool) -> int:
-        return self.pieces[index].within((self._cost[index][0], inf)) if loosely else self._hold[index]
+    def _reach(self, index: int, freedom: _Freedom) -> int:
+        if freedom == _Freedom.NONE:
+            return self._hold[index]
+        return self.pieces[index].within(ANY if freedom == _Freedom.ALL else (self._cost[index][0], inf))
 
     def _shift(self, paths: list[tuple[int, int, int, int]], moves: int, free: int, node: int, entry: int) -> None:
         self._move(moves, free)
@@ -184,29 +250,16 @@ class _Table:
             node, entry = origin, entry_before
 
     def _move(self, index: int, node: int) -> None:
-        before = self.place[index]
-        if before is not None:
-            self._on[before].remove(index)
-            self._weigh(before, -self.pieces[index].bytes)
+        if self.place[index] is not None:
+            self._take(index)
         self.put(index, node)
-        piece = self.pieces[index]
-        cost = next(cost for cost, members in piece.tiers if members >> node & 1)
-        if cost > self._cost[index]:
-            self._cost[index], self._hold[index] = cost, piece.within(cost)
-
-
-def _searched(pieces: Sequence[Piece], nodes: int) -> list[int | None] | None:
-    """All pieces in their best tier, if the search finds it; else as good in the first number of the cost."""
-    for choices in (
-        [piece.tiers[0][1] for piece in pieces],
-        [piece.within((piece.tiers[0][0][0], inf)) for piece in pieces],
-    ):
-        if found := _search(pieces, choices, nodes):
-            return found
-    return None
+        self._bind(index, max(self._cost[index], self.pieces[index].cost_of(node)))
 
 
 def _search(pieces: Sequence[Piece], choices: Sequence[int], nodes: int) -> list[int | None] | None:
+    """Give every piece one of its nodes: all ways are tried, if pieces are few and no two ways look the same."""
+    if len(pieces) > _SEARCHED_PIECES or len({piece.bytes for piece in pieces}) == 1:
+        return None  # paths have found whatever there is for pieces of one size
     bound = bound_of(pieces, nodes)
     order = sorted(range(len(pieces)), key=lambda index: (-pieces[index].bytes, choices[index].bit_count()))
     place: list[int | None] = [None] * len(pieces)

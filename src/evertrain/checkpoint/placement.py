@@ -5,7 +5,7 @@ hosts a member of a parallel group. So a backup lies on a node that no eviction 
 together with the owner. Where there is no such node, expert groups are disregarded first; then the backup lies where
 the fewest groups take both, but always on another node; with one group only that is the next node.
 
-    pp=4,dp=2,tp=2, one rank or one tp pair a node:   {0,1} ↔ {10,11}   {2,3} ↔ {8,9}   {4,5} ↔ {14,15}   {6,7} ↔ {12,13}
+    pp=4,dp=2,tp=2, one or two ranks a node: {0,1} ↔ {10,11}, {2,3} ↔ {8,9}, {4,5} ↔ {14,15}, {6,7} ↔ {12,13}
 
 No node holds more than its even share of all backups and one shard, unless a shard had no other node at all.
 Everything depends on ranks, not on names of nodes: a node that takes over another one's ranks takes over its part.
@@ -180,8 +180,6 @@ class _Risk:
         nodes = {worst: world.all_nodes & ~self.own_nodes}
         for group in self.deadly:
             removed = world.removed[group]
-            if removed == world.all_nodes:
-                continue  # nothing helps
             more = (0, 1) if world.is_expert[group] else (1, 0)
             worst = _add(worst, more)
             split: dict[Cost, int] = {}

@@ -1,4 +1,4 @@
-"""What a node has lost comes from others; what cannot be got, or was tried in vain, is passed over, and never silently."""
+"""What a node has lost comes from others; what cannot be got, or was tried in vain, is passed over and told."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -40,6 +41,7 @@ class Node:
     pinned: set[tuple[int, Save]] = field(default_factory=set)
     disk_tried: Save | None = None
     refused: Save | None = None
+    port: int = 7
 
 
 class Cluster:
@@ -94,7 +96,7 @@ class Cluster:
         return NodeReport(
             node=node.name,
             keeper=KEEPER,
-            transfer_port=7,
+            transfer_port=node.port,
             copies=tuple(
                 Copy(rank=rank, step=self.step, attempt=self.attempt, world_size=len(self.placement), tier="memory")
                 for rank in node.ranks
@@ -265,6 +267,17 @@ def test_ranks_that_keep_different_saves_are_asked_again_further_ahead() -> None
     assert cluster.rounds.misses == 0
 
 
+def test_an_agent_that_was_started_again_is_asked_where_it_listens_now() -> None:
+    cluster = Cluster(2)
+    while not cluster.rounds.pulls:
+        cluster.turn()
+    cluster.nodes["n1"].port = 8
+    cluster.hear()
+    cluster.decide()
+    assert cluster.rounds.pulls is not None
+    assert {pull.peer.port for pull in cluster.rounds.pulls["n0"]} == {8}
+
+
 def test_a_node_that_has_no_room_ends_the_round() -> None:
     cluster = Cluster(2)
     while cluster.rounds.save is None:
@@ -303,7 +316,7 @@ def test_a_slow_disk_gets_less_to_do() -> None:
             for node in cluster.nodes.values():
                 node.disk_tried = last
         assert len(cluster.rounds.kept) <= 2
-    assert all(later - earlier >= 39 for earlier, later in zip(began, began[1:], strict=False)) and len(began) >= 3
+    assert all(later - earlier >= 39 for earlier, later in pairwise(began)) and len(began) >= 3
     assert cluster.rounds.last is not None and cluster.step - cluster.rounds.last[1] < 260
 
 

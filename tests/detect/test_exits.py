@@ -46,6 +46,28 @@ def test_an_own_exception_is_no_follower(seen: RankError) -> None:
     assert not is_follower(1, seen, "")
 
 
+DIRECTLY = "The above exception was the direct cause of the following exception:"
+
+
+def test_what_an_exception_was_raised_from_counts() -> None:
+    def wrapped(reason: str, frame: str, link: str = DIRECTLY) -> RankError:
+        """As a pipeline stage raises it."""
+        first = f"Traceback (most recent call last):\n  {frame}\n    wait()\n{reason}\n"
+        second = (
+            f"Traceback (most recent call last):\n  {IN_TORCH}\n    raise\nRuntimeError: \n  failed to run forward\n"
+        )
+        return error("RuntimeError", "\n  failed to run forward", f"{first}\n{link}\n\n{second}")
+
+    lost = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:36547. Check the logs!"
+    assert is_follower(1, wrapped(lost, IN_TORCH), "")
+    assert is_follower(1, wrapped("torch.distributed.DistBackendError: NCCL error", IN_TORCH), "")
+    assert is_follower(1, wrapped("RuntimeError: \n   rank 3:\n\n  Connection reset by peer\n", IN_TORCH), "")
+    assert not is_follower(1, wrapped("ValueError: boom", IN_TORCH), "")
+    meanwhile = "During handling of the above exception, another exception occurred:"
+    assert not is_follower(1, wrapped(lost, IN_TORCH, meanwhile), "")
+    assert not is_follower(1, wrapped(lost, 'File "/v/requests/adapters.py", line 682, in send'), "")
+
+
 def test_a_signal_is_no_follower_unless_cplusplus_says_so() -> None:
     assert not is_follower(-9, None, "")
     assert not is_follower(-11, None, "Connection reset by peer")

@@ -32,7 +32,7 @@ def torchrun(script: str, *args: str) -> str:
     return out
 
 
-@pytest.mark.parametrize("script", ["train_gpt.py", "train_gpt_fsdp.py"])
+@pytest.mark.parametrize("script", ["train_gpt.py", "train_gpt_fsdp.py", "train_3d.py"])
 def test_gpt_trains_and_names_its_final_parameters(script: str, tmp_path: Path) -> None:
     out = torchrun(script, *SMALL, "--out", str(tmp_path / "hash"))
     losses = [float(line.split()[3]) for line in out.splitlines() if line.startswith("step") and "seen" not in line]

@@ -92,6 +92,16 @@ class Machine:
         finally:
             _ip("-n", self.namespace, "link", "set", self.cable, "up")
 
+    @contextmanager
+    def slowed(self, *, megabits_per_s: int) -> Iterator[None]:
+        """The cable carries no more than this, away from here, for as long as the block runs."""
+        limit = ("root", "tbf", "rate", f"{megabits_per_s}mbit", "burst", "256kb", "latency", "200ms")
+        _run("tc", "-n", self.namespace, "qdisc", "add", "dev", self.cable, *limit)
+        try:
+            yield
+        finally:
+            _run("tc", "-n", self.namespace, "qdisc", "del", "dev", self.cable, "root")
+
 
 @contextmanager
 def pair(folder: Path, *, shared: bool = True) -> Iterator[tuple[Machine, Machine]]:
@@ -140,4 +150,8 @@ def _hold(space: str, hosts: Path, name: str) -> subprocess.Popen[str]:
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True)

@@ -26,7 +26,7 @@ from evertrain.checkpoint.backups import Shelf
 from evertrain.checkpoint.heads import Damaged, Gone
 from evertrain.checkpoint.slots import SlotInfo
 from evertrain.checkpoint.transfer import Client, Refused, Server, Stopped
-from evertrain.model.report import Backup, Desired, Failed, Fetch, Peer, Pinned, Pull, RoundOrder, Save
+from evertrain.model.report import Desired, Failed, Fetch, Peer, Pinned, Pull, RoundOrder, Save
 from evertrain.model.spec import AgentSpec
 from evertrain.worker import pins
 from evertrain.worker.pins import Pins
@@ -73,12 +73,13 @@ class Safekeeping:
         self._bringing: tuple[int, Save] | None = None
         self._brought: set[tuple[int, Save]] = set()
         self._pins = pins.read(self._slots_dir) or pins.NOTHING
-        self._copies: tuple[SlotInfo, ...] = ()
+        self._copies = self._pinned_copies()
         """Of pinned saves, on this node."""
         self._next_look = 0.0
         self._last_attempt = -1
         self._watchful_until = 0.0
-        self._backups: tuple[Backup, ...] = ()
+        self._shelf.clean()
+        self._backups = self._shelf.kept()
         self._failed: dict[tuple[int, Save], Failed] = {}
         self._refused: Save | None = None
         self._disk_tried: Save | None = None
@@ -93,8 +94,6 @@ class Safekeeping:
 
     async def run(self) -> None:
         """Never returns."""
-        self._shelf.clean()
-        self._backups = self._shelf.kept()
         self._port = await self._server.start(self._spec.address)
         self._on_change()
         try:
@@ -154,7 +153,7 @@ class Safekeeping:
         if self._pins.wanted is None and now < self._next_look:
             return
         self._next_look = now + _LOOK_EVERY_S
-        found = self._pinned_copies() if self._pins != pins.NOTHING else ()
+        found = self._pinned_copies()
         if found != self._copies:
             self._copies = found
             self._background_work.set()
@@ -170,6 +169,8 @@ class Safekeeping:
 
     def _pinned_copies(self) -> tuple[SlotInfo, ...]:
         """One a rank and save, in memory where it is there."""
+        if self._pins == pins.NOTHING:
+            return ()
         listed = self._shelf.turning()
         saves: dict[int, set[Save]] = {}
         for copy in listed:

@@ -230,10 +230,11 @@ def _copy(
         groups = mesh or tuple({group for report in reports.values() for group in report.groups})
         now_at = replace(now_at, pulls=_planned(pinned, attempt.started.placement, groups, place, picture))
     assert now_at.pulls is not None
-    if all(_has(picture, node, pull) for node, pulls in now_at.pulls.items() for pull in pulls):
+    pulls = _addressed(now_at.pulls, attempt.started.placement, picture)
+    if all(_has(picture, node, pull) for node, of_node in pulls.items() for pull in of_node):
         next_time = max(now_at.began + config.round_s, now)
         return _at_rest(replace(now_at, last=now_at.save), next_time)
-    return now_at
+    return replace(now_at, pulls=pulls)
 
 
 def _planned(
@@ -262,6 +263,16 @@ def _planned(
             Pull(attempt=attempt, step=step, rank=placed.source, digest=digest, bytes=shard.bytes, peer=peer)
         )
     return {node: tuple(pulls) for node, pulls in found.items()}
+
+
+def _addressed(
+    pulls: Mapping[str, tuple[Pull, ...]], placement: Mapping[int, str], picture: Picture
+) -> dict[str, tuple[Pull, ...]]:
+    """The same with everybody where they are now: an agent that was started again listens elsewhere."""
+    return {
+        node: tuple(replace(pull, peer=peer_of(picture, placement[pull.rank]) or pull.peer) for pull in of_node)
+        for node, of_node in pulls.items()
+    }
 
 
 def _has(picture: Picture, node: str, pull: Pull) -> bool:

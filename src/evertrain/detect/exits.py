@@ -7,6 +7,7 @@ own. Those are *followers*: victims that must never be taken for the cause, what
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from signal import Signals
 
 from evertrain.model.report import RankError
@@ -30,6 +31,9 @@ _LOST_CONNECTION = re.compile(
     re.IGNORECASE,
 )
 
+_RAISED_FROM = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+_AFTER_FRAMES = re.compile(r"^\S.*", re.MULTILINE | re.DOTALL)
+"""Frames are indented, the exception's own line is not; what it says may have more lines."""
 _DISTRIBUTED_FRAME = re.compile(r"torch[/\\](distributed|nn[/\\]parallel|autograd)[/\\]")
 
 
@@ -37,16 +41,28 @@ def is_follower(status: int, error: RankError | None, stderr_tail: str) -> bool:
     """Whether this end was caused by somebody else's.
 
     An exception counts when torch.distributed says so by type, or when its message speaks of a lost connection and it
-    passed through torch's collectives; a user's own `ConnectionResetError` to a web service does not.
+    passed through torch's collectives; a user's own `ConnectionResetError` to a web service does not. What an
+    exception was raised from counts as well: a pipeline stage wraps what went wrong in it in an error of its own.
     """
     if status == 0:
         return False
     if error is not None:
-        if error.type.rpartition(".")[2] in _FOLLOWER_TYPES:
-            return True
-        return bool(_LOST_CONNECTION.search(error.message) and _through_torch(error))
+        return any(map(_lost_connection, (error, *_raised_from(error))))
     # no record: a program without our launcher, or one that C++ ended (`terminate called after throwing ...`)
     return status in (1, -6) and bool(_LOST_CONNECTION.search(stderr_tail))
+
+
+def _lost_connection(error: RankError) -> bool:
+    if error.type.rpartition(".")[2] in _FOLLOWER_TYPES:
+        return True
+    return bool(_LOST_CONNECTION.search(error.message) and _through_torch(error))
+
+
+def _raised_from(error: RankError) -> Iterator[RankError]:
+    for text in error.traceback.split(_RAISED_FROM)[:-1]:
+        if own := _AFTER_FRAMES.search(text, max(0, text.rfind('\n  File "') + 1)):
+            kind, _, message = own[0].partition(": ")
+            yield RankError(type=kind, message=message, traceback=text)
 
 
 def _through_torch(error: RankError) -> bool:

@@ -117,9 +117,11 @@ def _prepare(
             saved.update({key: kept[key] for key, value in saved.items() if not isinstance(value, Tensor)})
         _place_module(name, live, saved, place, misfits)
         return lambda: live.load_state_dict(saved)
-    state = snapshot.rebuild(entry, place.fresh, meshes)
     if isinstance(live, torch.optim.Optimizer):
-        misfits += _group_misfits(name, state, live)
+        saved = snapshot.rebuild(entry, place.saved, meshes)
+        misfits += _group_misfits(name, saved, live)
+        _place_states(saved, live, place)
+    snapshot.rebuild(entry, place.fresh, meshes)
     # built again when the tensors are there: on the way to a GPU they are copied
     return lambda: live.load_state_dict(snapshot.rebuild(entry, place.fresh, meshes))
 
@@ -140,6 +142,17 @@ def _place_module(name: str, live: torch.nn.Module, saved: dict[str, Any], place
                 misfits.append(misfit)
             elif place.straight(value, own[key]):
                 saved[key] = own[key]
+
+
+def _place_states(saved: Any, live: torch.optim.Optimizer, place: _Placing) -> None:
+    """What the optimizer has kept so far is filled in place, where it is as large as what was saved."""
+    numbers = (number for group in saved["param_groups"] for number in group["params"])
+    parameters = (parameter for group in live.param_groups for parameter in group["params"])
+    for number, parameter in zip(numbers, parameters, strict=False):
+        own = live.state.get(parameter, {})
+        for key, value in saved["state"].get(number, {}).items():
+            if isinstance(value, Tensor) and isinstance(own.get(key), Tensor):
+                place.straight(value, own[key])
 
 
 def _misfit(name: str, saved: Tensor, live: Tensor) -> str | None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 from zlib import crc32
 
 import torch
@@ -17,6 +20,10 @@ from evertrain.worker.snapshot import Snapshot, TensorPlace, lay_out
 
 _GROWTH = 64 << 10
 """Room for metadata that grows a little, so that the file need not."""
+
+_SPAN = 16
+"""Chunks that one thread restores in a row."""
+_MOST_THREADS = 4
 
 Describe = Callable[[Sequence[TensorPlace], Sequence[Part]], bytes]
 """Makes the directory for a layout; asked only when the layout has changed."""
@@ -197,29 +204,49 @@ class SavedSlot:
         the copy. Targets are in the CPU's memory, of the same type and strides. What does not match its checksum is
         not copied: SlotDamaged is raised.
         """
+        pieces = list(self._pieces(targets))
+        chunks = list(enumerate(slots.chunks(self._parts)))
+        spans = [chunks[at : at + _SPAN] for at in range(0, len(chunks), _SPAN)]
+        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        if threads < 2 or len(spans) < 2:
+            for span in spans:
+                self._copy_span(span, pieces)
+        else:
+            # nothing else goes on in this rank, and its share of the cores is idle
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(lambda span: self._copy_span(span, pieces), spans))
+
+    def _copy_span(self, span: Sequence[tuple[int, tuple[int, int]]], pieces: Sequence[_Piece]) -> None:
         data = data_of(self._storage, self.header)
-        pieces = self._pieces(targets)
-        piece = next(pieces, None)
-        for number, (offset, length) in enumerate(slots.chunks(self._parts)):
+        at = bisect_right(pieces, span[0][1][0], key=lambda piece: piece.begin + len(piece.raw))
+        for number, (offset, length) in span:
             end = offset + length
             if self._expected and sums.of_chunk(data[offset:end]) != self._expected[number]:
                 raise SlotDamaged(f"its data do not match their checksum at byte {slots.HEADER_BYTES + offset:,}")
-            while piece is not None and piece[0] < end:
-                begin, raw = piece
-                until = min(end, begin + len(raw))
-                raw[: until - begin].copy_(data[begin:until])
-                rest = raw[until - begin :]
-                piece = (until, rest) if len(rest) else next(pieces, None)
+            while at < len(pieces) and pieces[at].begin < end:
+                begin, raw = pieces[at]
+                first, last = max(begin, offset), min(begin + len(raw), end)
+                raw[first - begin : last - begin].copy_(data[first:last])
+                if begin + len(raw) > end:
+                    break
+                at += 1
 
-    def _pieces(self, targets: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
-        """Offset in the data and bytes of each target, in the order of the data."""
+    def _pieces(self, targets: Mapping[int, Tensor]) -> Iterator[_Piece]:
+        """In the order of the data."""
         for number in sorted(targets):
             target = targets[number]
             length = target.numel() * target.element_size()
             if length:
                 raw = torch.empty(0, dtype=torch.uint8)
                 raw.set_(target.untyped_storage(), target.storage_offset() * target.element_size(), (length,), (1,))
-                yield self._places[number].offset - slots.HEADER_BYTES, raw
+                yield _Piece(self._places[number].offset - slots.HEADER_BYTES, raw)
+
+
+class _Piece(NamedTuple):
+    """Bytes to be filled, and where in the data they come from."""
+
+    begin: int
+    raw: Tensor
 
 
 def condemn(path: str, header: SlotHeader) -> None:

@@ -23,6 +23,7 @@ parser.add_argument("--hold", default="", metavar="PHASE:RANK[:STEP]")
 parser.add_argument("--read", default="", metavar="FILE", help="whoever is held reads it instead of sleeping")
 parser.add_argument("--no-settle", action="store_true")
 parser.add_argument("--fail", default="", metavar="RANK:STEP", help="this rank raises ValueError at this step, always")
+parser.add_argument("--own", type=int, default=0, metavar="KIB", help="so much state that no other rank has")
 parser.add_argument("--until", default="", metavar="FILE", help="no further step once this file exists")
 options = parser.parse_args()
 
@@ -110,8 +111,11 @@ def train() -> None:
     held = Held()
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    checkpointer = evertrain.Checkpointer({"model": net, "optimizer": optimizer, "held": held})
+    own = torch.full((options.own * 256,), float(RANK))
+    checkpointer = evertrain.Checkpointer({"model": net, "optimizer": optimizer, "held": held, "own": own})
     done = checkpointer.load() or 0
+    if not bool((own == RANK + done).all()):
+        raise AssertionError(f"rank {RANK} has got another one's state at step {done}, or an older one")
     if not options.no_settle:
         evertrain.settle(model, batch(0))
 
@@ -127,6 +131,7 @@ def train() -> None:
         loss.backward()
         optimizer.step()
         held.step = step
+        own += 1
         line = {"step": step, "loss": loss.item(), "attempt": job.attempt if job else 1}
         losses.write(json.dumps(line) + "\n")
         evertrain.report(step=step, loss=loss.item())

@@ -9,9 +9,10 @@ RANKS = 3
 """Two ranks add up to the same bits in any order; from three on a wrong order shows."""
 
 
-def digest(folder: Path) -> str:
-    """The parameters at the end; they are the same on all ranks."""
-    (one,) = {json.loads(file.read_bytes())["digest"] for file in folder.glob("final-r*.json")}
+def digest(folder: Path, rank: int | None = None) -> str:
+    """The parameters at the end, of one rank or, as they are the same, of all."""
+    files = folder.glob(f"final-r{'*' if rank is None else rank}.json")
+    (one,) = {json.loads(file.read_bytes())["digest"] for file in files}
     return str(one)
 
 

@@ -8,7 +8,7 @@ from evertrain.checkpoint.assignment import Piece, assign, bound_of
 
 
 def piece(*tiers: set[int], size: int = 10, start: int = 0, first: int | None = None, needed: bool = True) -> Piece:
-    costs = [((at, 0), sum(1 << node for node in nodes)) for at, nodes in enumerate(tiers)]
+    costs = [((at, 0), sum(1 << node for node in nodes)) for at, nodes in enumerate(tiers) if nodes]
     return Piece(bytes=size, tiers=tuple(costs), start=start, first=first, needed=needed)
 
 
@@ -66,6 +66,14 @@ def test_what_had_to_move_for_nothing_goes_back() -> None:
     pieces = [piece({2}, {0, 1}, size=6), piece({2}, {0, 1}, size=6), piece({2}, size=3), piece({2}, {0, 1}, size=4)]
     assert bound_of(pieces, 3) == 13
     assert assign(pieces, 3) == [0, 2, 2, 2]
+
+
+def test_what_is_dearer_makes_room_for_what_can_be_cheap() -> None:
+    # two a node; five of these need nodes 1 to 3, and one has to go to 0, but not the one that 2 costs nothing
+    pieces = [piece(set(), {3}, {1, 2}) for _ in range(5)] + [piece(set(), {2, 3}, {0}), piece({2}, {0, 3})]
+    places = assign(pieces, 4)
+    assert places[5:] == [0, 2]
+    assert max(Counter(places).values()) == 2
 
 
 def test_nothing_to_assign() -> None:

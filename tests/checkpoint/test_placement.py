@@ -119,6 +119,21 @@ def most_that_fit(choices: Sequence[frozenset[str]], per_node: int) -> int:
     return len(choices) - worst
 
 
+def most_safe(safe: Sequence[frozenset[str]], anywhere: Sequence[frozenset[str]], per_node: int) -> int:
+    """How many things can be on one of their safe nodes while all are somewhere: by trying all ways."""
+    best: dict[frozenset[tuple[str, int]], int] = {frozenset(): 0}
+    for safe_nodes, nodes in zip(safe, anywhere, strict=True):
+        after: dict[frozenset[tuple[str, int]], int] = {}
+        for state, number in best.items():
+            load = dict(state)
+            for node in nodes:
+                if load.get(node, 0) < per_node:
+                    key = frozenset({**load, node: load.get(node, 0) + 1}.items())
+                    after[key] = max(after.get(key, 0), number + (node in safe_nodes))
+        best = after
+    return max(best.values())
+
+
 def can_be_packed(sizes: Sequence[int], choices: Sequence[frozenset[str]], bound: int) -> bool:
     """Whether each size can go to one of its nodes with none over the bound: by trying all ways."""
     tried: set[tuple[int, frozenset[tuple[str, int]]]] = set()
@@ -359,6 +374,8 @@ def test_as_many_as_possible_are_safe(
         if not all_fit or (experts and not disregarded):
             continue  # no exact number to compare with: what is safe depends on what else is given up
         assert number <= most_that_fit(safe, per_node)
+        if len(rules.nodes) <= 4 and len(shards) <= 9:
+            assert number == most_safe(safe, anywhere, per_node)
         # if all fit while none that could be safe is not, they are; else each at least found its safe nodes full
         if most_that_fit([one or other for one, other in zip(safe, anywhere, strict=True)], per_node) == len(shards):
             assert number == sum(map(bool, safe))
@@ -395,19 +412,20 @@ def test_the_oracles_can_say_no() -> None:
     a, ab = frozenset({"a"}), frozenset({"a", "b"})
     assert most_that_fit([a, a, ab, ab], 2) == 4
     assert most_that_fit([a, a, a, ab], 2) == 3
+    assert most_safe([a, a, a], [ab, ab, ab], 2) == 2 and most_safe([a, a], [frozenset({"b"}), ab], 1) == 1
     assert can_be_packed([3, 2], [a, ab], 3) and not can_be_packed([3, 2], [a, a], 3)
 
 
-# --- size
+# --- size: about a second for 10,000 ranks; the limits leave room for busy machines
 
 
 @pytest.mark.parametrize(
     ("mesh", "ranks_per_node", "shards_per_rank", "limit_s"),
     [
         ("pp=8,dp=8,tp=8", 8, 1, 1.0),
-        ("pp=10,dp=125,tp=8", 8, 4, 8.0),
-        ("pp=2,dp=5000", 1, 4, 8.0),
-        ("dp=10000", 1, 4, 8.0),
+        ("pp=10,dp=125,tp=8", 8, 4, 15.0),
+        ("pp=2,dp=5000", 1, 4, 15.0),
+        ("dp=10000", 1, 4, 15.0),
     ],
 )
 def test_large_jobs(mesh: str, ranks_per_node: int, shards_per_rank: int, limit_s: float) -> None:

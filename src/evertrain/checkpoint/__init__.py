@@ -1,1 +1,1 @@
-"""Torch-free: which steps exist, which one all ranks can restore, and the disk tier."""
+"""Torch-free: which steps exist, which one all ranks can restore, the disk tier, and who holds whose backup."""

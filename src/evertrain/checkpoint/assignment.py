@@ -60,9 +60,9 @@ def assign(pieces: Sequence[Piece], nodes: int) -> list[int | None]:
     waiting = sorted(range(len(pieces)), key=lambda index: -pieces[index].bytes)
     for cost in sorted({tier for piece in pieces for tier, _ in piece.tiers}):
         # what has been placed gives up the second number of its cost only where it saves another the first number
-        freedom = _Freedom.SECOND_NUMBER if cost > (0, 0) else _Freedom.NONE
+        freedoms = (_Freedom.NONE, _Freedom.SECOND_NUMBER) if cost > (0, 0) else (_Freedom.NONE,)
         table.begin_round()
-        waiting = [index for index in waiting if not table.settle(index, cost, freedom)]
+        waiting = [index for index in waiting if not table.settle(index, cost, freedoms)]
 
     best = [piece.tiers[0][1] for piece in pieces]
     best_in_first_number = [piece.within((piece.tiers[0][0][0], inf)) for piece in pieces]
@@ -72,7 +72,7 @@ def assign(pieces: Sequence[Piece], nodes: int) -> list[int | None]:
 
     table.begin_round()
     needed = [index for index in waiting if pieces[index].needed]
-    stuck = [index for index in needed if not table.settle(index, ANY, _Freedom.ALL)]
+    stuck = [index for index in needed if not table.settle(index, ANY, (_Freedom.ALL,))]
     if stuck and (found := _search(pieces, [piece.within(ANY) for piece in pieces], nodes)):
         return found
     for index in stuck:
@@ -87,7 +87,9 @@ class _Freedom(IntEnum):
 
     NONE = 0
     SECOND_NUMBER = 1
-    ALL = 2
+    ALL_IF_DEARER = 2
+    """Those that cost more than what makes them move may end up anywhere."""
+    ALL = 3
 
 
 class _Table:
@@ -116,7 +118,7 @@ class _Table:
         """Forget which nodes searches for room have been through: pieces may go to others now."""
         self._exhausted = [0] * len(_Freedom)
 
-    def settle(self, index: int, cost: Cost, freedom: _Freedom) -> bool:
+    def settle(self, index: int, cost: Cost, freedoms: Sequence[_Freedom]) -> bool:
         """Place a piece at no more than this cost, moving others if that makes room."""
         piece = self.pieces[index]
         nodes = piece.within(cost)
@@ -127,7 +129,7 @@ class _Table:
         if node is not None:
             self.put(index, node)
             return True
-        return any(self._repair(index, nodes, least) for least in _Freedom if least <= freedom)
+        return any(self._repair(index, nodes, freedom) for freedom in freedoms)
 
     def put(self, index: int, node: int) -> None:
         self.place[index] = node
@@ -144,7 +146,7 @@ class _Table:
         return all(node is not None and nodes >> node & 1 for nodes, node in zip(choices, self.place, strict=True))
 
     def improve(self) -> None:
-        """Take pieces back to cheaper nodes where that costs no other anything."""
+        """Take pieces back to cheaper nodes where that costs none anything that is as cheap then."""
         placed = [(index, node) for index, node in enumerate(self.place) if node is not None]
         for index, node in placed:
             self._bind(index, self.pieces[index].cost_of(node))
@@ -158,7 +160,7 @@ class _Table:
                 return
             before = self._take(index)
             self.begin_round()
-            if self.settle(index, cheaper, _Freedom.NONE):
+            if self.settle(index, cheaper, (_Freedom.NONE, _Freedom.ALL_IF_DEARER)):
                 return
             self._bind(index, cost)
             self.put(index, before)
@@ -222,7 +224,7 @@ class _Table:
                 for moves in self._on[node]:
                     if self._load[node] - self.pieces[moves].bytes + self.pieces[comes].bytes > self._bound:
                         continue
-                    reached = self._reach(moves, freedom) & ~seen
+                    reached = self._reach(moves, freedom, self._cost[index]) & ~seen
                     if not reached:
                         continue
                     free = self._with_room(self.pieces[moves], reached)
@@ -235,10 +237,12 @@ class _Table:
         self._exhausted[freedom] = seen
         return False
 
-    def _reach(self, index: int, freedom: _Freedom) -> int:
-        if freedom == _Freedom.NONE:
-            return self._hold[index]
-        return self.pieces[index].within(ANY if freedom == _Freedom.ALL else (self._cost[index][0], inf))
+    def _reach(self, index: int, freedom: _Freedom, cost: Cost) -> int:
+        if freedom == _Freedom.ALL or (freedom == _Freedom.ALL_IF_DEARER and self._cost[index] > cost):
+            return self.pieces[index].within(ANY)
+        if freedom == _Freedom.SECOND_NUMBER:
+            return self.pieces[index].within((self._cost[index][0], inf))
+        return self._hold[index]
 
     def _shift(self, paths: list[tuple[int, int, int, int]], moves: int, free: int, node: int, entry: int) -> None:
         self._move(moves, free)

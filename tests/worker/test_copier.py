@@ -278,6 +278,27 @@ def test_a_gpu_copies_on_its_own_stream_in_the_order_of_events(monkeypatch: pyte
     ]  # fmt: skip
 
 
+class OnGpu:
+    """As much of a tensor on a GPU as is looked at before it is copied."""
+
+    device = torch.device("cuda", 0)
+
+
+class Registering:
+    """A slot whose pages can be locked."""
+
+    def register(self, page_lock: Any) -> None:
+        page_lock(4096, 1 << 20)
+
+
+def test_a_save_waits_until_the_gpu_has_caught_up_and_locks_its_slot() -> None:
+    cuda, slot = FakeCuda(), Registering()
+    sources: Any = [torch.ones(3), OnGpu(), OnGpu()]
+    copies = gpu_copy.prepare(sources, slot, cuda)  # type: ignore[arg-type]
+    assert len(copies) == 1 and copies[0]._which == [1, 2]
+    assert cuda.said == ["synchronized current", "registered", "ready on current"]
+
+
 def test_without_gpus_nothing_is_asked_of_them() -> None:
     cuda = FakeCuda()
     slot: Any = None

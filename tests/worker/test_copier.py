@@ -135,6 +135,18 @@ def test_a_state_that_others_change_is_not_kept_and_is_named_once(gang: Gang, ch
     assert result.page is not None and result.page.saves_failed == 0, "the next one did not fail"
 
 
+def test_training_goes_on_where_nobody_can_be_told_of_a_problem(gang: Gang) -> None:
+    script = HELD + (
+        "c.save(1)\n"
+        "model[0].weight.data.mul_(2)\n"
+        "sys.stderr.close()\n"
+        "gate.set(); step(); c.save(2); step(); say('on')\n"
+    )
+    (result,) = gang.run(script, world=1)
+    assert result.said == "on"
+    assert steps(gang) == {2}
+
+
 @pytest.mark.parametrize(("stage", "kept"), [("", 4), ("copying", 4), ("copied", 4), ("committed", 5)])
 def test_killed_at_every_stage(gang: Gang, stage: str, kept: int) -> None:
     script = HELD + "gate.set()\nfor number in range(1, 9): step(); c.save(number)\n"

@@ -5,6 +5,9 @@ told as multiples of a memcpy of the same state, taken in the same minute by the
 training thread spends in `save()` and in waiting for the copy before the next optimizer step, where forward and
 backward take two and a half memcpys, the rank runs on one core and its copier on another.
 
+A single copy and `save()` without a copier are compared with the memcpy in CPU time. A restore may use all cores;
+`memory_restore` fills memory that is there, as the memcpy does, `first_restore` gets the optimizer's from the kernel.
+
 Beside it: `torch.save` and PyTorch's `async_save`, both into shared memory, which favours them, the latter also in its
 best form (a process, staging beside training in memory that is used again), on both cores; nvidia-resiliency-ext where
 it runs on a CPU.
@@ -39,6 +42,14 @@ AT_LEAST = {
     "dcp_best_over_blocked": 1.0,
     "memory_restore_over_memcpy": 0.5,
 }
+
+BESIDE = {
+    "copy": "memcpy_cpu",
+    "unhidden": "memcpy_cpu",
+    "restore": "memcpy_at_restore",
+    "first_restore": "memcpy_at_restore",
+}
+"""Which memcpy a sample is compared with, where it is not the one of its round."""
 
 Seen = Mapping[str, Sequence[float]]
 
@@ -83,10 +94,9 @@ class Samples:
         self._over: dict[str, list[float]] = defaultdict(list)
 
     def add(self, seen: Seen) -> None:
-        copies = {name: median(seen[name]) for name in seen if name.startswith("memcpy")}
         for name, values in seen.items():
-            by = copies["memcpy_at_restore" if "restore" in name and "memcpy_at_restore" in copies else "memcpy"]
-            self._over[name] += [value / by for value in values]
+            beside = seen[BESIDE.get(name, "memcpy")]
+            self._over[name] += [value / copy for value, copy in zip(values, beside, strict=False)]
 
     def over_memcpy(self, name: str) -> float:
         return median(self._over[name])

@@ -88,6 +88,7 @@ def test_killed_and_restored_equals_undisturbed(gang: Gang, kind: str) -> None:
     second = gang.run(script, world=4, attempt=2, resume=choice.step, reached=6)
     assert [one.status for one in second] == [0] * 4, second[0].err
     assert [one.said["bits"] for one in second] == wanted
+    assert not any("is not kept" in one.err for one in second), "nobody takes training for a change by others"
     assert second[0].said["start"] == 6 and second[0].said["seen"] == [12.0] * 3
     view = second[0].page
     assert view is not None

@@ -135,6 +135,18 @@ def test_a_state_that_others_change_is_not_kept_and_is_named_once(gang: Gang, ch
     assert result.page is not None and result.page.saves_failed == 0, "the next one did not fail"
 
 
+def test_training_goes_on_where_nobody_can_be_told_of_a_problem(gang: Gang) -> None:
+    script = HELD + (
+        "c.save(1)\n"
+        "model[0].weight.data.mul_(2)\n"
+        "sys.stderr.close()\n"
+        "gate.set(); step(); c.save(2); step(); say('on')\n"
+    )
+    (result,) = gang.run(script, world=1)
+    assert result.said == "on"
+    assert steps(gang) == {2}
+
+
 @pytest.mark.parametrize(("stage", "kept"), [("", 4), ("copying", 4), ("copied", 4), ("committed", 5)])
 def test_killed_at_every_stage(gang: Gang, stage: str, kept: int) -> None:
     script = HELD + "gate.set()\nfor number in range(1, 9): step(); c.save(number)\n"
@@ -276,6 +288,27 @@ def test_a_gpu_copies_on_its_own_stream_in_the_order_of_events(monkeypatch: pyte
         "ready on current", "own waits for ready", "on own", "done on own", "current waits for done",
         "synchronized done",
     ]  # fmt: skip
+
+
+class OnGpu:
+    """As much of a tensor on a GPU as is looked at before it is copied."""
+
+    device = torch.device("cuda", 0)
+
+
+class Registering:
+    """A slot whose pages can be locked."""
+
+    def register(self, page_lock: Any) -> None:
+        page_lock(4096, 1 << 20)
+
+
+def test_a_save_waits_until_the_gpu_has_caught_up_and_locks_its_slot() -> None:
+    cuda, slot = FakeCuda(), Registering()
+    sources: Any = [torch.ones(3), OnGpu(), OnGpu()]
+    copies = gpu_copy.prepare(sources, slot, cuda)  # type: ignore[arg-type]
+    assert len(copies) == 1 and copies[0]._which == [1, 2]
+    assert cuda.said == ["synchronized current", "registered", "ready on current"]
 
 
 def test_without_gpus_nothing_is_asked_of_them() -> None:

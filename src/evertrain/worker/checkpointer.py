@@ -1,8 +1,9 @@
 """How does a rank keep its state, so that losing the process costs no step?
 
-Inside `evertrain run`, `save` copies this rank's state into one of three slots in the node's shared memory. The slots
-outlive the process; the controller picks the newest step that all ranks have complete and `load` of the next attempt
-obeys it. When a job is stopped, its node writes the newest common step to disk.
+Inside `evertrain run`, `save` copies this rank's state into one of three slots in the node's shared memory, most of it
+while the next step computes its gradients (`worker.copier`). The slots outlive the process; the controller picks the
+newest step that all ranks have complete and `load` of the next attempt obeys it. When a job is stopped, its node writes
+the newest common step to disk.
 """
 
 from __future__ import annotations

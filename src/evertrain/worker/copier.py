@@ -14,7 +14,10 @@ elements put aside at `save` do. Such a save is not committed.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +29,7 @@ from evertrain.worker.snapshot import Snapshot, local
 
 THREAD = "evertrain-copier"
 _CANARIES = 16
-_ELEMENTS = 16
+_ELEMENTS = 4
 
 Fire = Callable[[str], None]
 """Reaches a stage of a save at which a drill may want something to happen: copying, copied, committed."""
@@ -211,22 +214,34 @@ class Copier:
                 self._moved.wait_for(lambda: self._copy is not None or self._to_seal is not None)
                 copy = self._copy
             if copy is not None:
-                copy.run(self._is_issued)
+                _survive(partial(copy.run, self._is_issued))
                 with self._moved:
                     self._copy = None
                     self._moved.notify_all()
             with self._moved:
                 copy, self._to_seal, self._sealing = self._to_seal, None, True
             if copy is not None:
-                copy.seal(lambda: self._hurry or self._copy is not None)
+                _survive(partial(copy.seal, self._is_wanted))
             with self._moved:
                 self._sealing = False
                 self._moved.notify_all()
+
+    def _is_wanted(self) -> bool:
+        return self._hurry or self._copy is not None
 
     def _is_issued(self) -> None:
         with self._moved:
             self._issued = True
             self._moved.notify_all()
+
+
+def _survive(work: Callable[[], None]) -> None:
+    """An optimizer waits for the thread, so nothing may end it: neither an error, nor that it cannot be told."""
+    try:
+        work()
+    except Exception:
+        with suppress(Exception):
+            traceback.print_exc()
 
 
 def hidden(taken: Snapshot, live: Iterable[Any]) -> list[int]:

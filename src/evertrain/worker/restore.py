@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evertrain.worker import mapping, rng, snapshot
+from evertrain.worker import rng, snapshot
 from evertrain.worker.snapshot import SnapshotError, local
 
 RNG = "random number generators"
@@ -94,8 +94,7 @@ class _Fresh:
     def __getitem__(self, number: int) -> Tensor:
         targets, saved = self._placing.targets, self._placing.saved[number]
         if number not in targets:
-            fresh = targets[number] = torch.empty_strided(saved.shape, saved.stride(), dtype=saved.dtype)
-            mapping.prefer_huge_pages(fresh.data_ptr(), fresh.untyped_storage().nbytes())
+            targets[number] = torch.empty_strided(saved.shape, saved.stride(), dtype=saved.dtype)
         return targets[number]
 
 

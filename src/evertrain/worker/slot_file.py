@@ -178,7 +178,6 @@ class SavedSlot:
         self.path = path
         self.header = header
         self._storage = _open(path, header.size, shared=False)
-        mapping.prefault(self._storage.data_ptr(), header.size, write=False)
         raw = mapping.view(self._storage.data_ptr(), header.size)
         if slots.parse(raw) != header:
             raise SlotDamaged("its header has changed")

@@ -26,7 +26,7 @@ from evertrain.decide.picture import Picture
 from evertrain.decide.starting import peer_of
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import CheckpointConfig
-from evertrain.model.report import Part, Pinned, Pull, RoundOrder, Save
+from evertrain.model.report import NodeReport, Part, Pinned, Pull, RoundOrder, Save
 
 AHEAD_S, AHEAD_STEPS = 1.0, 2
 """So far ahead of the ranks a step is chosen: the order must be there before any of them has passed it."""
@@ -227,11 +227,14 @@ def _copy(
     if now_at.pulls is None:
         if any(one.parts is None for one in pinned.values()) or any(peer_of(picture, node) is None for node in nodes):
             return now_at
+        ranks = attempt.started.placement.keys()
         groups = mesh or tuple({group for report in reports.values() for group in report.groups})
+        # a mesh of another size says nothing about these ranks
+        groups = tuple(group for group in groups if ranks >= set(group))
         now_at = replace(now_at, pulls=_planned(pinned, attempt.started.placement, groups, place, picture))
     assert now_at.pulls is not None
     pulls = _addressed(now_at.pulls, attempt.started.placement, picture)
-    if all(_has(picture, node, pull) for node, of_node in pulls.items() for pull in of_node):
+    if all(_has_all(reports.get(node), of_node) for node, of_node in pulls.items()):
         next_time = max(now_at.began + config.round_s, now)
         return _at_rest(replace(now_at, last=now_at.save), next_time)
     return replace(now_at, pulls=pulls)
@@ -275,12 +278,15 @@ def _addressed(
     }
 
 
-def _has(picture: Picture, node: str, pull: Pull) -> bool:
-    report = picture.report(node)
-    kept = next((one for one in report.backups if one.save == pull.save), None) if report is not None else None
-    if kept is None:
-        return False
-    return any(part.digest == pull.digest for part in kept.parts) if pull.digest else pull.rank in kept.heads
+def _has_all(report: NodeReport | None, pulls: tuple[Pull, ...]) -> bool:
+    if report is None:
+        return not pulls
+    kept = {backup.save: backup for backup in report.backups}
+    parts = {(backup.save, part.digest) for backup in report.backups for part in backup.parts}
+    return all(
+        (pull.save, pull.digest) in parts if pull.digest else pull.save in kept and pull.rank in kept[pull.save].heads
+        for pull in pulls
+    )
 
 
 def _goes_to_peers(state: JobState, config: CheckpointConfig) -> bool:

@@ -17,13 +17,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from evertrain.worker.api import JobInfo, init, phase, report
     from evertrain.worker.checkpointer import Checkpointer
+    from evertrain.worker.loader import ResumableLoader
     from evertrain.worker.settle import settle
 
-__all__ = ["Checkpointer", "JobInfo", "init", "phase", "report", "settle"]
+__all__ = ["Checkpointer", "JobInfo", "ResumableLoader", "init", "phase", "report", "settle"]
 
 _HOME = {
     "Checkpointer": "evertrain.worker.checkpointer",
     "JobInfo": "evertrain.worker.api",
+    "ResumableLoader": "evertrain.worker.loader",
     "init": "evertrain.worker.api",
     "phase": "evertrain.worker.api",
     "report": "evertrain.worker.api",

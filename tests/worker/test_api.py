@@ -13,7 +13,7 @@ from .gang import Gang
 
 
 def test_exported_names() -> None:
-    assert evertrain.__all__ == ["Checkpointer", "JobInfo", "init", "phase", "report", "settle"]
+    assert evertrain.__all__ == ["Checkpointer", "JobInfo", "ResumableLoader", "init", "phase", "report", "settle"]
     for name in evertrain.__all__:
         assert getattr(evertrain, name).__name__ == name
     assert set(evertrain.__all__) <= set(dir(evertrain))

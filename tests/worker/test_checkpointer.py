@@ -53,6 +53,7 @@ def train(kind, steps, *, settle=True, leave_at=None, **save):
         evertrain.report(step=step, loss=loss)
         checkpointer.save(step)
         if step == leave_at:
+            checkpointer.wait()
             os._exit(7)
     say({"bits": bits(*model.state_dict().values(), seen), "start": start, "seen": seen.tolist(),
          "draws": [random.random(), torch.rand(1).item()]})
@@ -163,7 +164,7 @@ def test_a_damaged_disk_copy_is_refused_and_named(gang: Gang) -> None:
     victim.write_bytes(raw)
     results = gang.run(script, attempt=2, resume=4)
     assert results[1].status == 1
-    assert "CheckpointError: rank 1 on node-0: training should go on from step 4" in results[1].err
+    assert "CheckpointDamaged: rank 1 on node-0: training should go on from step 4" in results[1].err
     assert "data do not match their checksum" in results[1].err
 
 
@@ -263,9 +264,11 @@ def test_slots_go_to_disk_when_memory_turns_out_to_be_full(gang: Gang) -> None:
 def test_a_model_that_has_changed_is_named(gang: Gang) -> None:
     gang.run("evertrain.Checkpointer({'ema': torch.zeros(4)}).save(1)", world=1)
     (shape,) = gang.run("evertrain.Checkpointer({'ema': torch.zeros(5)}).load()", world=1, attempt=2, resume=1)
-    assert "CheckpointError: state['ema'] does not fit the checkpoint of step 1" in shape.err
+    assert "the checkpoint of step 1 does not fit: ema was float32 (4,) when it was saved and is float32 (5,) now" in (
+        shape.err
+    )
     (gone,) = gang.run("evertrain.Checkpointer({'other': torch.zeros(4)}).load()", world=1, attempt=3, resume=1)
-    assert "the checkpoint of step 1 has no 'other'" in gone.err
+    assert "CheckpointError: the checkpoint of step 1 does not fit: it has no 'other'" in gone.err
 
 
 def test_what_it_cannot_save_is_said_at_once(gang: Gang) -> None:

@@ -22,6 +22,7 @@ from .gang import Gang
         ("exit:code=3@init", Fault(text="", kind="exit", code=3, point="init")),
         ("raise:rank=1@phase=evaluate", Fault(text="", kind="raise", rank=1, point="evaluate")),
         ("raise:@start", Fault(text="", kind="raise", point="start")),
+        ("kill:stage=copied@save=9", Fault(text="", kind="kill", point="save", at=9, stage="copied")),
         ("stop:@save=12", Fault(text="", kind="stop", point="save", at=12)),
         ("slow:factor=2.5,steps=4@step=5", Fault(text="", kind="slow", factor=2.5, steps=4, at=5)),
         ("wipe:node=node-1@step=40", Fault(text="", kind="wipe", node="node-1", at=40)),
@@ -40,7 +41,7 @@ def test_what_is_understood(text: str, fault: Fault) -> None:
     [
         ("", "unknown fault ''"),
         ("kil@step=3", "unknown fault 'kil'"),
-        ("kill:code=3@step=3", "kill takes rank, not 'code'"),
+        ("kill:code=3@step=3", "kill takes rank and stage, not 'code'"),
         ("kill:rank=two@step=3", "rank='two' is not a number"),
         ("kill:rank=-1", "must not be negative"),
         ("kill@stpe=3", "unknown point 'stpe'"),
@@ -49,6 +50,9 @@ def test_what_is_understood(text: str, fault: Fault) -> None:
         ("wipe@step=3", "wipe needs node="),
         ("wipe:node=1@save=3", "can only happen at a step"),
         ("nan@save=3", "nan can only happen in a step"),
+        ("kill:stage=copied@step=3", "stage is one of copying, copied, committed of a save"),
+        ("kill:stage=half@save=3", "stage is one of copying, copied, committed of a save"),
+        ("raise:stage=copied@save=3", "raise takes rank, not 'stage'"),
         ("slow:factor=1", "factor must be greater than 1"),
     ],
 )

@@ -68,6 +68,8 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     """All that the rank has reported in this attempt."""
     metrics: dict[str, float]
     collective: Collective
+    saves_failed: int
+    """Checkpoints in a row that could not be saved."""
     env_changed: bool
     """The script changed environment that torch reads while it is imported."""
 
@@ -186,7 +188,7 @@ def _view(fields: tuple[Any, ...], metrics: bytes, *, job: str, term: int, attem
     (
         sequence, written_time, collective_seq, collective_time, group, op, collective_state, _,
         pid, abs_step, rel_step, progress_time, resumed_step, resumed_time, reached, passed_step, passed_time,
-        loss, grad_norm, tokens, step_s, phase_time, flags, metrics_count, _, _, phase,
+        loss, grad_norm, tokens, step_s, phase_time, flags, metrics_count, _, saves_failed, phase,
     ) = fields
     # fmt: on
     named = list(layout.METRIC.iter_unpack(metrics))[:metrics_count]
@@ -202,6 +204,7 @@ def _view(fields: tuple[Any, ...], metrics: bytes, *, job: str, term: int, attem
         collective=Collective(
             _text(group), collective_seq, _text(op), _STATES[min(collective_state, 2)], collective_time
         ),
+        saves_failed=saves_failed,
         env_changed=bool(flags & layout.ENV_CHANGED),
     )  # fmt: skip
 

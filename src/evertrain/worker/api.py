@@ -79,7 +79,8 @@ class phase:  # reads as a statement: `with evertrain.phase("evaluate"):`
         evaluate(model)
 
     The name is yours; `evaluate` and `save` are also points where a drill can inject a fault. Phases nest: leaving
-    the inner one returns to the outer one. Outside `evertrain run` nothing happens.
+    the inner one returns to the outer one. Inside, parameters may be changed: what a save had still to copy of them is
+    copied. Outside `evertrain run` nothing happens.
     """
 
     __slots__ = ("_name", "_session")
@@ -91,6 +92,7 @@ class phase:  # reads as a statement: `with evertrain.phase("evaluate"):`
     def __enter__(self) -> None:
         self._session = current = session.current
         if current is not None:
+            current.before_change()
             current.enter(self._name)
             if self._name in ("evaluate", "save"):
                 current.fire(self._name, current.step)

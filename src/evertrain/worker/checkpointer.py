@@ -1,30 +1,28 @@
 """How does a rank keep its state, so that losing the process costs no step?
 
-Inside `evertrain run`, `save` copies this rank's state into one of three slots in the node's shared memory. The slots
-outlive the process; the controller picks the newest step that all ranks have complete and `load` of the next attempt
-obeys it. When a job is stopped, its node writes the newest common step to disk.
+Inside `evertrain run`, `save` copies this rank's state into one of three slots in the node's shared memory, most of it
+while the next step computes its gradients (`worker.copier`). The slots outlive the process; the controller picks the
+newest step that all ranks have complete and `load` of the next attempt obeys it. When a job is stopped, its node writes
+the newest common step to disk.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from evertrain.worker import directory, pins, rng, room, session, slots, snapshot
+from evertrain.worker import copier, directory, restore, rng, session, snapshot
+from evertrain.worker.copier import Copier, Copy
 from evertrain.worker.faults import InjectedFault
 from evertrain.worker.folder import Folder
-from evertrain.worker.slot_file import Describe, SlotDamaged, SlotFile, file_bytes, open_slot
+from evertrain.worker.rank_slots import RankSlots, say, who
+from evertrain.worker.slot_file import SlotDamaged
 from evertrain.worker.slots import Part
-from evertrain.worker.snapshot import Snapshot, SnapshotError, TensorPlace
-
-_RNG = "random number generators"
+from evertrain.worker.snapshot import TensorPlace
 
 
 class Stateful(Protocol):
@@ -37,6 +35,10 @@ class Stateful(Protocol):
 
 class CheckpointError(RuntimeError):
     """A checkpoint that should be restored and cannot be."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """No copy of the chosen step is whole on this node. Nothing that the script could have done better."""
 
 
 class Checkpointer:
@@ -61,37 +63,46 @@ class Checkpointer:
                     f"state_dict() and load_state_dict()"
                 )
         self._state = dict(state)
-        self._session = session.current
-        self._not_kept = 0
-        """Steps in a row."""
-        self._slots = _Slots(self._session) if self._session is not None else None
-        self._folder = Folder(store) if store is not None and self._session is None else None
-        if store is not None and self._session is not None and self._session.rank == 0:
-            _say(f"checkpoints go to memory and {self._session.disk_dir}; store={str(store)!r} is for runs without us")
+        self._session = current = session.current
+        self._failures = 0
+        """Saves in a row that came to nothing."""
+        self._beside = True
+        """Whether optimizers' tensors are copied while training goes on."""
+        self._slots = RankSlots(current) if current is not None else None
+        self._folder = Folder(store) if store is not None and current is None else None
+        if current is not None:
+            if current.copier is None:
+                current.copier = Copier()
+            if store is not None and current.rank == 0:
+                say(f"checkpoints go to memory and {current.disk_dir}; store={str(store)!r} is for runs without us")
 
     def save(self, step: int) -> None:
-        """Keep the state after `step` finished steps. When this returns, the state may change again.
+        """Keep the state after `step` finished steps. When this returns, training may go on.
+
+        Parameters and states of the optimizers in `state` are copied while the next step computes its gradients; the
+        optimizers wait for that. All else is copied before this returns. Whoever changes parameters in another way
+        first calls `wait()` or enters `evertrain.phase(...)`.
 
         A step whose reported loss is not finite is not kept. A save that fails never ends training: it says so on
         stderr, older checkpoints stay, and the next save tries again.
         """
-        if self._session is None:
-            if self._folder is not None:
-                self._folder.save(step, self._take())
-            return
         current = self._session
+        if current is None:
+            if self._folder is not None:
+                self._folder.save(step, snapshot.take(self._states()))
+            return
         current.finished(step, time.monotonic())
         current.enter("save")
         try:
+            self._copier.make_way()
             if current.loss_is_finite:
                 self._save(step, current)
-                self._not_kept = 0
             else:
-                self._tell(f"{_who(current)}: the loss reported at step {step} is not finite; its state is not kept")
+                self._tell(f"{who(current)}: the loss reported at step {step} is not finite; its state is not kept")
         except InjectedFault:
             raise
         except Exception as error:
-            self._tell(f"{_who(current)} could not save step {step}: {error}; the next save tries again")
+            self._ended(step, error)
         finally:
             current.leave()
 
@@ -103,33 +114,64 @@ class Checkpointer:
         """
         if self._session is not None:
             assert self._slots is not None
+            self._copier.finish()
             resume = self._session.resume
             if resume is not None:
-                self._put_back(resume, *self._slots.find(resume))
+                self._restore(resume, self._session, self._slots)
             self._slots.drop_newer_than(-1 if resume is None else resume)
             self._session.restored(resume)
             return resume
         found = self._folder.newest() if self._folder is not None else None
         if found is None:
             return None
-        self._put_back(*found)
-        return found[0]
+        step, entries, tensors = found
+
+        def copy_out(targets: Mapping[int, Tensor]) -> None:
+            for number, target in targets.items():
+                target.copy_(tensors[number])
+
+        self._put_back(step, entries, tensors, copy_out)
+        return step
 
     def wait(self) -> None:
-        """Return when everything saved is safe. Saves are complete when `save` returns, so this is now."""
+        """Return when everything saved is complete, and has its checksums."""
+        if self._session is not None:
+            self._copier.finish()
+
+    @property
+    def _copier(self) -> Copier:
+        assert self._session is not None and self._session.copier is not None
+        return self._session.copier
 
     def _tell(self, line: str) -> None:
         """What holds for every step from now on is said ever more rarely."""
-        self._not_kept += 1
-        if self._not_kept.bit_count() == 1:
-            _say(line if self._not_kept == 1 else f"{line} ({self._not_kept} in a row)")
+        self._failures += 1
+        if self._failures.bit_count() == 1:
+            say(line if self._failures == 1 else f"{line} ({self._failures} in a row)")
 
-    def _take(self) -> Snapshot:
-        return snapshot.take(self._states())
+    def _ended(self, step: int, problem: Exception | None) -> None:
+        """A save has come to its end, in whichever thread."""
+        current = self._session
+        assert current is not None
+        if problem is None:
+            self._failures = 0
+            current.page.saves_failed = 0
+            return
+        current.page.saves_failed += 1
+        current.page.write()
+        if isinstance(problem, copier.Changed):
+            self._beside = False
+            self._tell(
+                f"{who(current)}: step {step} is not kept, because {problem} was changed after save() and before the "
+                f"next optimizer step; call wait() before you change it, or do it inside evertrain.phase(...). From "
+                f"now on save() copies all state before it returns, which takes longer"
+            )
+        else:
+            self._tell(f"{who(current)} could not save step {step}: {problem}; the next save tries again")
 
     def _states(self) -> dict[str, Any]:
         state = {name: snapshot.state_of(value) for name, value in self._state.items()}
-        return {**state, _RNG: rng.capture()}
+        return {**state, restore.RNG: rng.capture()}
 
     def _save(self, step: int, current: session.Session) -> None:
         assert self._slots is not None
@@ -140,143 +182,53 @@ class Checkpointer:
             known = directory.names(states, self._state)
             return directory.of_snapshot(taken, places, parts, known)
 
-        slot = self._slots.write(step, taken, describe)
+        def reach(stage: str) -> None:
+            current.fire("save", step, stage)
+
+        slot = self._slots.begin(step, taken, describe)
         current.fire("save", step)
-        slot.commit()
-        slot.seal()
-
-    def _put_back(self, step: int, entries: dict[str, bytes], tensors: list[Tensor]) -> None:
-        if missing := self._state.keys() - entries.keys():
-            raise CheckpointError(f"the checkpoint of step {step} has no {', '.join(map(repr, sorted(missing)))}")
-        if unknown := entries.keys() - self._state.keys() - {_RNG}:
-            raise CheckpointError(
-                f"the checkpoint of step {step} has {', '.join(map(repr, sorted(unknown)))}, which the Checkpointer "
-                f"was not given"
-            )
-        meshes = snapshot.live_meshes(self._state.values())
-        for name, value in self._state.items():
-            try:
-                snapshot.put_back(name, value, entries[name], tensors, meshes)
-            except (SnapshotError, RuntimeError, ValueError, KeyError) as error:
-                raise CheckpointError(f"state[{name!r}] does not fit the checkpoint of step {step}: {error}") from error
-        rng.restore(snapshot.rebuild(entries[_RNG], tensors, meshes, copy=True))
-
-
-class _Slots:
-    """This rank's slots: in memory, or on disk when memory is too small."""
-
-    def __init__(self, current: session.Session) -> None:
-        self._session = current
-        self._in_memory = os.path.join(current.slots_dir, f"r{current.rank}")
-        self._on_disk = os.path.join(current.disk_dir, "slots", f"r{current.rank}")
-        self._files: list[SlotFile] = []
-        self._pins = pins.NOTHING
-
-    def write(self, step: int, taken: Snapshot, describe: Describe) -> SlotFile:
-        """Copy a snapshot into the slot whose turn it is; the caller commits it."""
-        if not self._files:
-            size = sum(tensor.numel() * tensor.element_size() for tensor in taken.tensors)
-            self._files = self._place(file_bytes(size + sum(map(len, taken.entries.values()))))
-        current = self._session
-        own = [file.header for file in self._files]
-        kept = slots.newest_in_common(own, current.slots_dir, current.rank)
-        pinned = self._pinned(own)
-        index = slots.slot_to_overwrite(own, kept, pinned)
-        if index is None and len(own) < slots.MOST_SLOTS:
-            index = len(own)
-            self._files.append(SlotFile(os.path.join(os.path.dirname(self._files[0].path), str(index))))
-        if index is None:
-            index = slots.slot_to_overwrite(own, kept)
-        assert index is not None
-        slot = self._files[index]
-        header = slots.SlotHeader(
-            slots.WRITING, current.job, current.term, current.attempt, current.rank, current.world_size, step,
-            time.time(),
+        late = copier.hidden(taken, self._state.values()) if self._goes_beside(current) else []
+        copy = Copy(
+            slot, taken, late or range(len(taken.tensors)), lambda problem: self._ended(step, problem),
+            reach if current.faults else None, beside=bool(late),
         )  # fmt: skip
-        try:
-            slot.begin(header, taken, describe)
-            torch._foreach_copy_(slot.views, taken.tensors)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or slot.path.startswith(self._on_disk):
-                raise
-            self._files = self._move_to_disk(str(error))
-            return self.write(step, taken, describe)
-        return slot
+        if late:
+            self._copier.start(copy)
+        else:
+            self._copier.run(copy)
 
-    def _pinned(self, own: Sequence[slots.SlotHeader | None]) -> frozenset[slots.Save]:
-        """What this node's agent wants kept; while that cannot be read, what it wanted before."""
-        self._pins = pins.read(self._session.slots_dir) or self._pins
-        return self._pins.of(save for save in map(slots.save_in, own) if save is not None)
+    def _goes_beside(self, current: session.Session) -> bool:
+        unseen = [name for name, value in self._state.items() if _steps(value) and not copier.is_seen(value)]
+        if self._beside and unseen:
+            self._beside = False
+            say(
+                f"{who(current)}: the steps of {', '.join(map(repr, unseen))} cannot be seen, as it is no "
+                f"torch.optim.Optimizer whose hooks are called; save() copies all state before it returns"
+            )
+        return self._beside
 
-    def find(self, step: int) -> tuple[dict[str, bytes], list[Tensor]]:
-        """The content of the chosen step, from the tier that the controller saw it in, else from any."""
-        reasons = []
-        for path in self._copies_of(step):
-            header = slots.read(path)
-            if header is None or header.state != slots.COMPLETE:
-                reasons.append(f"{path} is damaged or incomplete")
-            elif header.world_size != self._session.world_size:
-                reasons.append(
-                    f"{path} was saved by {header.world_size} ranks, now there are {self._session.world_size}"
-                )
-            else:
-                try:
-                    return open_slot(path, header)
-                except SlotDamaged as damage:
-                    reasons.append(f"{path}: {damage}")
-        where = " and ".join((self._in_memory, self._session.disk_dir))
-        raise CheckpointError(
-            f"{_who(self._session)}: training should go on from step {step}, but there is no whole copy of it in "
-            f"{where}" + "".join(f"; {reason}" for reason in reasons)
+    def _restore(self, step: int, current: session.Session, kept: RankSlots) -> None:
+        reasons: list[str] = []
+        for saved in kept.copies(step, reasons):
+            try:
+                self._put_back(step, saved.entries, saved.tensors, saved.copy_out)
+                return
+            except SlotDamaged as damage:
+                kept.condemn(saved.path, saved.header, damage, reasons)
+        raise CheckpointDamaged(
+            f"{who(current)}: training should go on from step {step}, but there is no whole copy of it in "
+            f"{kept.where()}" + "".join(f"; {reason}" for reason in reasons)
         )
 
-    def _copies_of(self, step: int) -> list[str]:
-        memory = [path for path in _slot_paths(self._in_memory) if _holds(path, step)]
-        disk = [path for path in _slot_paths(self._on_disk) if _holds(path, step)]
-        flushed = slots.flushed_path(self._session.disk_dir, step, self._session.rank)
-        if os.path.exists(flushed):
-            disk.append(flushed)
-        return disk + memory if self._session.resume_tier == "disk" else memory + disk
-
-    def drop_newer_than(self, step: int) -> None:
-        """Steps after the one that training goes on from belong to a past that did not happen."""
-        for folder in (self._in_memory, self._on_disk):
-            for path in _slot_paths(folder):
-                file = SlotFile(path)
-                if file.header is not None and file.header.step > step:
-                    file.clear()
-        self._files = []
-
-    def _place(self, each: int) -> list[SlotFile]:
-        files = [SlotFile(path) for path in _slot_paths(self._in_memory)]
-        present = sum(file.size for file in files)
-        wanted = max(0, slots.SLOTS * each - present) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        os.makedirs(self._session.slots_dir, mode=0o700, exist_ok=True)
-        free = room.free_bytes(self._session.slots_dir)
-        if wanted <= room.FRACTION * free:
-            return files
-        return self._move_to_disk(f"{wanted:,} bytes more of shared memory are needed on this node, {free:,} are free")
-
-    def _move_to_disk(self, reason: str) -> list[SlotFile]:
-        _say(f"{_who(self._session)}: {reason}; checkpoints go to {self._on_disk} instead, which is slower")
-        return [SlotFile(path) for path in _slot_paths(self._on_disk)]
+    def _put_back(
+        self, step: int, entries: Mapping[str, bytes], tensors: Sequence[Tensor], copy_out: restore.CopyOut
+    ) -> None:
+        try:
+            restore.put_back(self._state, entries, tensors, copy_out)
+        except restore.Misfit as misfit:
+            raise CheckpointError(f"the checkpoint of step {step} does not fit: {misfit}") from misfit
 
 
-def _slot_paths(folder: str) -> list[str]:
-    """Those that every rank has, and those that pins have made necessary."""
-    more = [str(index) for index in range(slots.SLOTS, slots.MOST_SLOTS)]
-    extra = [name for name in more if os.path.exists(os.path.join(folder, name))]
-    return [os.path.join(folder, name) for name in (*map(str, range(slots.SLOTS)), *extra)]
-
-
-def _holds(path: str, step: int) -> bool:
-    header = slots.read(path)
-    return header is not None and header.step == step
-
-
-def _who(current: session.Session) -> str:
-    return f"rank {current.rank} on {current.node}"
-
-
-def _say(text: str) -> None:
-    print(f"evertrain: {text}", file=sys.stderr, flush=True)
+def _steps(value: Any) -> bool:
+    """Is this an optimizer of any kind?"""
+    return hasattr(value, "param_groups") and callable(getattr(value, "step", None))

@@ -2,6 +2,7 @@
 
     kill:rank=2@step=20        SIGKILL inside step 20            exit:code=3@init        exit code 3
     raise:rank=1@evaluate      an exception                      stop:@save=12           SIGSTOP while saving step 12
+    kill:stage=copied@save=9    beside the step after a save, also copying and committed
     hang:@step=5               sleeps for ever                   slow:factor=3@step=5    each step takes 3 times as long
     nan:rank=1@step=8          gradients become NaN              oom:@step=8             memory runs out, in bounds
     wipe:node=1@step=40, gpu-lost:node=1@step=40, node-loss:node=1@step=40     done to a local node from outside
@@ -24,6 +25,9 @@ from typing import Any
 
 RANK_KINDS = ("kill", "exit", "raise", "stop", "hang", "slow", "nan", "oom")
 NODE_KINDS = ("wipe", "gpu-lost", "node-loss")
+STAGES = ("copying", "copied", "committed")
+"""Of a save, after its beginning: half of what is copied while training goes on is, all of it is, the save counts."""
+AT_STAGES = ("kill", "stop", "hang")
 POINTS = ("start", "init", "step", "save", "evaluate", "exit")
 
 _OPTIONS = {
@@ -31,6 +35,7 @@ _OPTIONS = {
     **dict.fromkeys(NODE_KINDS, ("node",)),
     "exit": ("rank", "code"),
     "slow": ("rank", "factor", "steps"),
+    **dict.fromkeys(AT_STAGES, ("rank", "stage")),
 }
 _OOM_HEADROOM = 256 << 20
 
@@ -56,6 +61,8 @@ class Fault:
     node: str | None = None
     code: int = 1
     factor: float = 3.0
+    stage: str = ""
+    """Of a save; "" is its beginning, when its slot is given up and before `save()` returns."""
     steps: int | None = None
     """How many steps stay slow; None: all of this attempt."""
 
@@ -77,7 +84,7 @@ def parse(text: str) -> Fault:
         key, _, value = item.partition("=")
         if key not in _OPTIONS[kind]:
             raise FaultError(f"{kind} takes {' and '.join(_OPTIONS[kind])}, not {key!r}, in {text!r}")
-        options[key] = value if key == "node" else _number(key, value, text)
+        options[key] = value if key in ("node", "stage") else _number(key, value, text)
     if kind in NODE_KINDS and not options.get("node"):
         raise FaultError(f"{kind} needs node=NAME or node=NUMBER, in {text!r}")
     if options.get("factor", 2.0) <= 1.0:
@@ -88,6 +95,8 @@ def parse(text: str) -> Fault:
         raise FaultError(f"unknown point {point!r} in {text!r}; known are {', '.join(POINTS)}")
     if given and point not in ("step", "save"):
         raise FaultError(f"only step and save take a number, in {text!r}")
+    if options.get("stage") and (point != "save" or options["stage"] not in STAGES):
+        raise FaultError(f"stage is one of {', '.join(STAGES)} of a save, in {text!r}")
     if kind in NODE_KINDS and where and point != "step":
         raise FaultError(f"{kind} can only happen at a step, in {text!r}")
     if kind == "nan" and where and point != "step":
@@ -119,10 +128,14 @@ class Armed:
     def __bool__(self) -> bool:
         return bool(self._waiting) or self._slow is not None
 
-    def reach(self, point: str, step: int | None, *, optimizer: Any = None, step_s: float = 0.0) -> None:
+    def reach(
+        self, point: str, step: int | None, *, stage: str = "", optimizer: Any = None, step_s: float = 0.0
+    ) -> None:
         """A point has been reached; what waits for it happens now."""
         for fault, fired in list(self._waiting):
-            if fault.point != point or (fault.at is not None and (step is None or step < fault.at)):
+            if (fault.point, fault.stage) != (point, stage):
+                continue
+            if fault.at is not None and (step is None or step < fault.at):
                 continue
             if fault.kind == "nan" and optimizer is None:
                 continue

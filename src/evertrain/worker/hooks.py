@@ -45,6 +45,11 @@ def install() -> None:
         _see_init_process_group()
 
 
+def installed() -> bool:
+    """Do optimizers tell of their steps?"""
+    return _installed
+
+
 _settle_pending: list[Callable[[], None]] = []
 """Filled where torch was built with torch.distributed."""
 

@@ -19,7 +19,10 @@ _libc.mmap.argtypes = [
 ]  # fmt: skip
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels answer EINVAL and pages fault in one by one
+_MADV_HUGEPAGE = 14
+_MADV_POPULATE_READ = 22  # Linux 5.14; older kernels answer EINVAL and pages fault in one by one
+_MADV_POPULATE_WRITE = 23
+_HUGE_BYTES = 2 << 20
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -65,7 +68,14 @@ def view(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
-def prefault(address: int, size: int) -> None:
-    """Have the pages of a mapping ready, so that the first copy into it is as fast as every other."""
+def prefault(address: int, size: int, *, write: bool = True) -> None:
+    """Have the pages of a mapping ready, so that the first copy into it (or from it) is as fast as every other."""
     start = address - address % mmap.PAGESIZE
-    _libc.madvise(start, size + address - start, _MADV_POPULATE_WRITE)
+    _libc.madvise(start, size + address - start, _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ)
+
+
+def prefer_huge_pages(address: int, size: int) -> None:
+    """Memory that nobody has touched yet comes in pages of 2 MiB, where it can: half the time for the first copy."""
+    first, last = -(-address // _HUGE_BYTES) * _HUGE_BYTES, (address + size) // _HUGE_BYTES * _HUGE_BYTES
+    if first < last:
+        _libc.madvise(first, last - first, _MADV_HUGEPAGE)

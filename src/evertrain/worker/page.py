@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import SupportsFloat
 
 MAGIC = b"EVPAGE\n\0"
-LAYOUT = 2
+LAYOUT = 3
 
 HEADER = struct.Struct("@8s II qqq d 64s I4x")
 """magic, layout, slot bytes, term, attempt, rank, created time, job, CRC of what precedes it."""
@@ -103,7 +103,7 @@ class PageWriter:
         "_body", "_lock", "_losses", "_metrics", "_view", "abs_step", "collective_seq", "collective_state",
         "collective_time", "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op", "passed_step",
         "passed_time", "phase", "phase_time", "pid", "progress_time", "reached", "rel_step", "resumed_step",
-        "resumed_time", "sequence", "step_s", "tokens",
+        "resumed_time", "saves_failed", "sequence", "step_s", "tokens",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
@@ -138,6 +138,8 @@ class PageWriter:
         self.group = b""
         self.op = b""
         self.flags = 0
+        self.saves_failed = 0
+        """In a row."""
         self.metrics_count = 0
         self.metrics_crc = crc32(self._metrics)
 
@@ -167,7 +169,7 @@ class PageWriter:
                 self.pid, self.abs_step, self.rel_step, self.progress_time,
                 self.resumed_step, self.resumed_time, self.reached, self.passed_step, self.passed_time,
                 self.loss, self.grad_norm, self.tokens, self.step_s, self.phase_time,
-                self.flags, self.metrics_count, self.metrics_crc, 0, self.phase,
+                self.flags, self.metrics_count, self.metrics_crc, self.saves_failed, self.phase,
             )  # fmt: skip
             self._body[:] = body
             self._put(sequence, body)

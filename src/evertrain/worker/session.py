@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, SupportsFloat
 
+    from evertrain.worker.copier import Copier
     from evertrain.worker.faults import Armed
 
 IMPORT_TIME = (
@@ -63,6 +64,8 @@ class Session:
         """The script has ended with an exception."""
         self.loss_is_finite = True
         """False from a reported loss that is NaN or infinite until the next finite one."""
+        self.copier: Copier | None = None
+        """Copies the state while training goes on; there once a Checkpointer is."""
         self._environment = _import_time_environment()
         self._environment_checked = False
         self._base = "start"
@@ -140,6 +143,11 @@ class Session:
         written.resumed_time = written.progress_time = now
         written.write(now)
 
+    def before_change(self) -> None:
+        """What a save still copies may be changed after this."""
+        if self.copier is not None:
+            self.copier.before_change()
+
     # -- reports -----------------------------------------------------------------------------------------------------
 
     def report(
@@ -175,13 +183,14 @@ class Session:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
-    def fire(self, point: str, step: int | None = None) -> None:
+    def fire(self, point: str, step: int | None = None, stage: str = "") -> None:
         """A fault point has been reached: a drill may want something to happen here."""
         if self.faults:
-            self.faults.reach(point, step)
+            self.faults.reach(point, step, stage=stage)
 
     def before_optimizer_step(self, optimizer: Any) -> None:
         """Inside the step that follows the finished ones."""
+        self.before_change()
         if self.faults:
             self.faults.reach("step", self.step + 1, optimizer=optimizer, step_s=self.durations.median_s)
 
@@ -203,6 +212,8 @@ def end() -> None:
     session = current
     if session is not None and session._base not in ("exit", "failed"):
         session._declared.clear()
+        if session.copier is not None:
+            session.copier.wait() if session.failed else session.copier.finish()
         session.at("failed" if session.failed else "exit")
         if session.failed:
             return  # a drill of the exit is meant for a script that has come to its end

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 from zlib import crc32
 
 import torch
@@ -16,6 +20,10 @@ from evertrain.worker.snapshot import Snapshot, TensorPlace, lay_out
 
 _GROWTH = 64 << 10
 """Room for metadata that grows a little, so that the file need not."""
+
+_SPAN = 16
+"""Chunks that one thread restores in a row."""
+_MOST_THREADS = 4
 
 Describe = Callable[[Sequence[TensorPlace], Sequence[Part]], bytes]
 """Makes the directory for a layout; asked only when the layout has changed."""
@@ -31,6 +39,7 @@ class SlotFile:
         self._places: list[TensorPlace] = []
         self._parts: list[Part] = []
         self._directory = b""
+        self._registered = False
         self.views: list[Tensor] = []
         """Where each tensor of the snapshot is to be copied to; valid from `begin` to `commit`."""
 
@@ -64,7 +73,7 @@ class SlotFile:
         if changed or not self.views:
             self._places, self._parts, self._directory = places, parts, directory
             self.views = [place.view(storage) for place in places]
-            self._data(storage, header).zero_()  # what lies between the tensors must be the same on every rank
+            self._clear_gaps(raw, snapshot.tensors, header.metadata_at)
         raw[header.metadata_at : header.directory_at] = metadata
         raw[header.directory_at : header.sums_at] = directory
 
@@ -73,24 +82,46 @@ class SlotFile:
         assert self.header is not None and self._storage is not None
         self._write_header(self._storage, self.header._replace(state=slots.COMPLETE))
 
-    def seal(self) -> None:
-        """Add the checksums of a committed slot."""
+    def seal(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Add the checksums of a committed slot; left out in a hurry."""
         assert self.header is not None and self._storage is not None
-        found = slots.pack_sums(sums.of_data(self._data(self._storage, self.header), self._parts))
+        if self.header.state != slots.COMPLETE:
+            return
+        numbers = sums.of_data(data_of(self._storage, self.header), self._parts, hurry)
+        if numbers is None:
+            return
+        found = slots.pack_sums(numbers)
         self._bytes(self._storage)[self.header.sums_at : self.header.size] = found
         self._write_header(self._storage, self.header._replace(sums_crc=crc32(found)))
+
+    def names(self) -> list[str]:
+        """The names of the snapshot's tensors, in their order."""
+        return names_in(self._directory)
+
+    def register(self, page_lock: Callable[[int, int], int]) -> None:
+        """Lock the slot's pages with a function of their address and length, once."""
+        if not self._registered and self._storage is not None:
+            self._registered = True
+            page_lock(self._storage.data_ptr(), self._storage.nbytes())
 
     def clear(self) -> None:
         """The slot holds nothing that anybody may use."""
         if self.header is not None and self.header.state != slots.EMPTY:
             header = self.header._replace(state=slots.EMPTY)
-            with open(self.path, "r+b", buffering=0) as file:
-                file.write(slots.pack(header))
+            _overwrite_header(self.path, header)
             self.header = header
+
+    def _clear_gaps(self, raw: memoryview, tensors: Sequence[Tensor], end: int) -> None:
+        """What lies between the tensors must be the same on every rank."""
+        at = slots.HEADER_BYTES
+        for place, tensor in zip(self._places, tensors, strict=True):
+            raw[at : place.offset] = bytes(place.offset - at)
+            at = place.offset + tensor.numel() * tensor.element_size()
+        raw[at:end] = bytes(end - at)
 
     def _mapped(self, size: int) -> torch.UntypedStorage:
         if self._storage is None or self._storage.nbytes() < size:
-            self._places, self.views, self._storage = [], [], None
+            self._places, self.views, self._storage, self._registered = [], [], None, False
             if self.size < size:
                 os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
                 mapping.allocate(self.path, file_bytes(size))
@@ -101,11 +132,6 @@ class SlotFile:
     def _write_header(self, storage: torch.UntypedStorage, header: SlotHeader) -> None:
         self._bytes(storage)[: slots.PACKED_BYTES] = slots.pack(header)
         self.header = header
-
-    @staticmethod
-    def _data(storage: torch.UntypedStorage, header: SlotHeader) -> Tensor:
-        whole = torch.empty(0, dtype=torch.uint8)
-        return whole.set_(storage, slots.HEADER_BYTES, (header.data_bytes,), (1,))
 
     @staticmethod
     def _bytes(storage: torch.UntypedStorage) -> memoryview:
@@ -123,29 +149,106 @@ def _open(path: str, size: int, *, shared: bool) -> torch.UntypedStorage:
     return storage
 
 
+def data_of(storage: torch.UntypedStorage, header: SlotHeader) -> Tensor:
+    """The data section of a slot."""
+    whole = torch.empty(0, dtype=torch.uint8)
+    return whole.set_(storage, slots.HEADER_BYTES, (header.data_bytes,), (1,))
+
+
+def names_in(directory: bytes | memoryview) -> list[str]:
+    return [tensor["name"] for part in json.loads(bytes(directory))["parts"] for tensor in part["tensors"]]
+
+
+def _overwrite_header(path: str, header: SlotHeader) -> None:
+    with open(path, "r+b", buffering=0) as file:
+        file.write(slots.pack(header))
+
+
 class SlotDamaged(Exception):
     """A slot whose content is not what its header promises."""
 
 
-def open_slot(path: str, header: SlotHeader) -> tuple[dict[str, bytes], list[Tensor]]:
-    """The pickled entries and the tensors of a complete slot, checked; tensors are views, copied when written to."""
-    storage = _open(path, header.size, shared=False)
-    raw = mapping.view(storage.data_ptr(), header.size)
-    if slots.parse(raw) != header:
-        raise SlotDamaged("its header has changed")
-    metadata, directory = raw[header.metadata_at : header.directory_at], raw[header.directory_at : header.sums_at]
-    if crc32(metadata) != header.metadata_crc or crc32(directory) != header.directory_crc:
-        raise SlotDamaged("its metadata do not match their checksum")
-    entries, places = pickle.loads(metadata)
-    if header.sums_crc is not None:
-        _check_data(storage, raw, header)
-    return entries, [place.view(storage) for place in places]
+class SavedSlot:
+    """A complete slot, open for reading.
+
+    `tensors` are views of it that have not been verified before `copy_out`; they are copied when written to.
+    """
+
+    def __init__(self, path: str, header: SlotHeader) -> None:
+        self.path = path
+        self.header = header
+        self._storage = _open(path, header.size, shared=False)
+        mapping.prefault(self._storage.data_ptr(), header.size, write=False)
+        raw = mapping.view(self._storage.data_ptr(), header.size)
+        if slots.parse(raw) != header:
+            raise SlotDamaged("its header has changed")
+        metadata, directory = raw[header.metadata_at : header.directory_at], raw[header.directory_at : header.sums_at]
+        if crc32(metadata) != header.metadata_crc or crc32(directory) != header.directory_crc:
+            raise SlotDamaged("its metadata do not match their checksum")
+        self._parts = slots.parts_of(directory)
+        self._expected: Sequence[int] = ()
+        """Empty where the slot has no checksums: its rank died before they were made."""
+        if header.sums_crc is not None:
+            packed = raw[header.sums_at : header.size]
+            if crc32(packed) != header.sums_crc:
+                raise SlotDamaged("its checksums are damaged")
+            self._expected = slots.unpack_sums(packed)
+        self.entries: dict[str, bytes]
+        self.entries, self._places = pickle.loads(metadata)
+        self.tensors = [place.view(self._storage) for place in self._places]
+
+    def copy_out(self, targets: Mapping[int, Tensor]) -> None:
+        """Verify all of the data, and copy tensors by their number to where they belong, chunk by chunk.
+
+        A chunk that has just been summed up is still in the processor's cache, so that both cost little more than
+        the copy. Targets are in the CPU's memory, of the same type and strides. What does not match its checksum is
+        not copied: SlotDamaged is raised.
+        """
+        pieces = list(self._pieces(targets))
+        chunks = list(enumerate(slots.chunks(self._parts)))
+        spans = [chunks[at : at + _SPAN] for at in range(0, len(chunks), _SPAN)]
+        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        if threads < 2 or len(spans) < 2:
+            for span in spans:
+                self._copy_span(span, pieces)
+        else:
+            # nothing else goes on in this rank, and its share of the cores is idle
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(lambda span: self._copy_span(span, pieces), spans))
+
+    def _copy_span(self, span: Sequence[tuple[int, tuple[int, int]]], pieces: Sequence[_Piece]) -> None:
+        data = data_of(self._storage, self.header)
+        at = bisect_right(pieces, span[0][1][0], key=lambda piece: piece.begin + len(piece.raw))
+        for number, (offset, length) in span:
+            end = offset + length
+            if self._expected and sums.of_chunk(data[offset:end]) != self._expected[number]:
+                raise SlotDamaged(f"its data do not match their checksum at byte {slots.HEADER_BYTES + offset:,}")
+            while at < len(pieces) and pieces[at].begin < end:
+                begin, raw = pieces[at]
+                first, last = max(begin, offset), min(begin + len(raw), end)
+                raw[first - begin : last - begin].copy_(data[first:last])
+                if begin + len(raw) > end:
+                    break
+                at += 1
+
+    def _pieces(self, targets: Mapping[int, Tensor]) -> Iterator[_Piece]:
+        """In the order of the data."""
+        for number in sorted(targets):
+            target = targets[number]
+            length = target.numel() * target.element_size()
+            if length:
+                raw = torch.empty(0, dtype=torch.uint8)
+                raw.set_(target.untyped_storage(), target.storage_offset() * target.element_size(), (length,), (1,))
+                yield _Piece(self._places[number].offset - slots.HEADER_BYTES, raw)
 
 
-def _check_data(storage: torch.UntypedStorage, raw: memoryview, header: SlotHeader) -> None:
-    expected = raw[header.sums_at : header.size]
-    if crc32(expected) != header.sums_crc:
-        raise SlotDamaged("its checksums are damaged")
-    parts = slots.parts_of(raw[header.directory_at : header.sums_at])
-    if slots.pack_sums(sums.of_data(SlotFile._data(storage, header), parts)) != expected:
-        raise SlotDamaged("its data do not match their checksums")
+class _Piece(NamedTuple):
+    """Bytes to be filled, and where in the data they come from."""
+
+    begin: int
+    raw: Tensor
+
+
+def condemn(path: str, header: SlotHeader) -> None:
+    """Mark a copy as damaged, so that it is neither chosen nor kept."""
+    _overwrite_header(path, header._replace(state=slots.DAMAGED))

@@ -11,13 +11,19 @@ import io
 import itertools
 import pickle
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from evertrain.worker.slots import PAGE_BYTES, Part
+
+
+class Tensors(Protocol):
+    """Tensors by their number in a snapshot."""
+
+    def __getitem__(self, number: int, /) -> Tensor: ...
 
 
 class Snapshot(NamedTuple):
@@ -55,24 +61,9 @@ def take(state: Mapping[str, Any]) -> Snapshot:
     return Snapshot(entries, tensors, counts, wholes)
 
 
-def put_back(name: str, live: Any, entry: bytes, tensors: Sequence[Tensor], meshes: Mapping[Any, Any]) -> None:
-    """Restore one entry into its live object.
-
-    `tensors` may be views of a slot: whoever keeps tensors gets copies, parameters and buffers are filled in place.
-    """
-    if isinstance(live, Tensor):
-        _fill(name, live, rebuild(entry, tensors, meshes))
-    elif isinstance(live, torch.nn.Module):
-        saved = rebuild(entry, tensors, meshes)
-        if not all(isinstance(value, Tensor) for value in saved.values()):
-            saved = rebuild(entry, tensors, meshes, copy=True)  # extra state, which a module may keep as it is
-        live.load_state_dict(saved)
-    else:
-        live.load_state_dict(rebuild(entry, tensors, meshes, copy=True))
-
-
-def rebuild(entry: bytes, tensors: Sequence[Tensor], meshes: Mapping[Any, Any], *, copy: bool = False) -> Any:
-    return _Builder(io.BytesIO(entry), tensors, meshes, copy).load()
+def rebuild(entry: bytes, tensors: Tensors, meshes: Mapping[Any, Any]) -> Any:
+    """The state of one entry again, around these tensors."""
+    return _Builder(io.BytesIO(entry), tensors, meshes).load()
 
 
 def live_meshes(state: Iterable[Any]) -> dict[Any, Any]:
@@ -101,7 +92,7 @@ class _Taker(pickle.Pickler):
                 return (self._add(value, value),)
         elif _is_dtensor(value):
             placed: Any = value
-            at = self._add(placed.to_local(), placed)
+            at = self._add(local(placed), placed)
             return at, _mesh_key(placed.device_mesh), placed.placements, placed.shape, placed.stride()
         return None
 
@@ -112,15 +103,13 @@ class _Taker(pickle.Pickler):
 
 
 class _Builder(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor], meshes: Mapping[Any, Any], copy: bool) -> None:
+    def __init__(self, file: io.BytesIO, tensors: Tensors, meshes: Mapping[Any, Any]) -> None:
         super().__init__(file)
         self._tensors = tensors
         self._meshes = meshes
-        self._copy = copy
 
     def persistent_load(self, identity: Any) -> Any:
         tensor = self._tensors[identity[0]]
-        tensor = tensor.clone() if self._copy else tensor
         if len(identity) == 1:
             return tensor
         from torch.distributed.tensor import DTensor
@@ -133,16 +122,6 @@ class _Builder(pickle.Unpickler):
         return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
-def _fill(name: str, live: Tensor, saved: Tensor) -> None:
-    if live.shape != saved.shape or live.dtype != saved.dtype:
-        raise SnapshotError(
-            f"{name!r} was {saved.dtype} {tuple(saved.shape)} when it was saved and is {live.dtype} "
-            f"{tuple(live.shape)} now"
-        )
-    with torch.no_grad():
-        live.copy_(saved)
-
-
 def _tensors_of(value: Any) -> Iterable[Tensor]:
     if isinstance(value, Tensor):
         yield value
@@ -152,6 +131,15 @@ def _tensors_of(value: Any) -> Iterable[Tensor]:
     elif isinstance(value, torch.optim.Optimizer):
         for group in value.param_groups:
             yield from group["params"]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor: the shard of a DTensor, else the tensor itself."""
+    if not _is_dtensor(tensor):
+        return tensor
+    with torch.no_grad():
+        shard: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return shard
 
 
 def _is_dtensor(tensor: Tensor) -> bool:

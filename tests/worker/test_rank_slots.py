@@ -1,0 +1,71 @@
+"""Saves that must stay, where there is room for them, and where there is none; saves that fail."""
+
+from __future__ import annotations
+
+from evertrain.checkpoint import slots
+from evertrain.worker import pins
+
+from .gang import Gang
+
+SAVES = """
+from evertrain.worker import mapping, pins, room, session
+where = session.current.slots_dir
+os.makedirs(where, exist_ok=True)
+x = torch.zeros(4)
+c = evertrain.Checkpointer({"x": x})
+def save(*numbers):
+    for number in numbers: c.save(number)
+    c.wait()
+"""
+
+
+def steps(gang: Gang) -> list[int]:
+    return sorted(copy.step for copy in slots.list(gang.slots_dir))
+
+
+def test_pinned_saves_stay_beside_three_that_turn(gang: Gang) -> None:
+    script = SAVES + (
+        "pins.write(where, pins.Pins(wanted=(1, 3)))\n"
+        "save(*range(1, 7))\n"
+        "pins.write(where, pins.Pins(kept=((1, 3),), wanted=(1, 8)))\n"
+        "save(*range(7, 14))\n"
+    )
+    (result,) = gang.run(script, world=1)
+    assert result.err == ""
+    assert steps(gang) == [3, 8, 11, 12, 13]
+    pins.write(str(gang.slots_dir), pins.NOTHING)
+    gang.run(SAVES + "c.load(); save(14, 15, 16, 17)", world=1, attempt=2, resume=13)
+    assert steps(gang) == [13, 14, 15, 16, 17], "without pins all five turn"
+
+
+def test_without_room_for_a_fourth_slot_pins_are_ignored_and_that_is_said_once(gang: Gang) -> None:
+    script = SAVES + (
+        "save(1, 2, 3)\n"
+        "pins.write(where, pins.Pins(kept=((1, 2),)))\n"
+        "room.free_bytes = lambda folder: 1000\n"
+        "save(*range(4, 10))\n"
+    )
+    (result,) = gang.run(script, world=1)
+    assert result.err.count("\n") == 1 and "rank 0 on node-0: no room to keep a step for a backup" in result.err
+    assert steps(gang) == [7, 8, 9]
+
+
+def test_failed_saves_in_a_row_are_counted_on_the_page(gang: Gang) -> None:
+    script = SAVES + (
+        "import errno\n"
+        "real = mapping.allocate\n"
+        "def full(path, size): raise OSError(errno.EIO, 'broken')\n"
+        "mapping.allocate = full\n"
+        "seen = []\n"
+        "for number in range(1, 6):\n"
+        "    if number == 5: mapping.allocate = real\n"
+        "    c.save(number)\n"
+        "    seen.append(session.current.page.saves_failed)\n"
+        "say(seen)\n"
+        "if RANK == 1: mapping.allocate = full; os.unlink(where + '/r1/0'); c.load(); c.save(6)\n"
+    )
+    first, second = gang.run(script)
+    assert first.said == [1, 2, 3, 4, 0]
+    assert [line.partition(" could not")[0] for line in first.err.splitlines()] == ["evertrain: rank 0 on node-0"] * 3
+    assert first.page is not None and first.page.saves_failed == 0
+    assert second.page is not None and second.page.saves_failed == 1, second.err

@@ -96,14 +96,20 @@ def advance(
         return now_at
     if not now_at.known:
         return _adopt(state, picture, now)
-    if now_at.last is not None and not resume.rules(state).allow(now_at.last):
-        now_at = replace(now_at, last=None)
+    given = resume.rules(state)
+    last, save = (one if one is not None and given.allow(one) else None for one in (now_at.last, now_at.save))
+    now_at = replace(now_at, last=last, save=save)
     attempt = state.active
     if attempt is None or attempt.ending is not None or state.closing:
-        return replace(_at_rest(now_at, now), disk=None)
+        # what was being copied may all have been there, and been called safe: it stays until training is back
+        return replace(_at_rest(now_at, now), save=save, disk=None)
     now_at = _disk_written(now_at, state, picture, config, now)
     if now_at.attempt != attempt.number:
-        return _begin(_at_rest(now_at, now_at.next_time), state, attempt, picture, config, now)
+        if attempt.resumed is None:
+            return now_at
+        return _begin(
+            _at_rest(_settled(now_at, state, picture), now_at.next_time), state, attempt, picture, config, now
+        )
     if now_at.save is None:
         now_at = _pin(now_at, attempt, picture, config, now)
     if now_at.save is not None:
@@ -138,6 +144,13 @@ def _adopt(state: JobState, picture: Picture, now: float) -> Rounds:
     ranks = set(state.placement())
     safe = [save for save, found in heads.items() if found >= ranks and resume.rules(state).allow(save)]
     return Rounds(known=True, last=max(safe, default=None), disk_began=now)
+
+
+def _settled(now_at: Rounds, state: JobState, picture: Picture) -> Rounds:
+    """Whether the save that was being copied when the attempt before ended has become safe after all."""
+    reports = {node: report for node in state.active_nodes() if (report := picture.report(node)) is not None}
+    safe = resume.survives_any_node(reports, state.placement(), resume.rules(state))
+    return replace(now_at, last=now_at.save) if now_at.save is not None and safe == now_at.save[1] else now_at
 
 
 def _at_rest(now_at: Rounds, next_time: float) -> Rounds:

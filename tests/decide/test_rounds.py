@@ -427,10 +427,22 @@ class AnyOrder(RuleBasedStateMachine):
     def another_controller(self) -> None:
         self.cluster.rounds = Rounds()
 
-    @rule()
-    def fail(self) -> None:
+    @rule(copied=st.booleans())
+    def fail(self, copied: bool) -> None:
+        """Just then, it may be, all copies have arrived and been reported."""
+        if copied:
+            for _ in range(40):
+                if self.cluster.rounds.pulls:
+                    break
+                self.cluster.turn()
+            for node in self.cluster.nodes.values():
+                self.cluster.pull(node)
+            self.cluster.hear()
         self.cluster.end()
+        self.what_was_safe_is_kept()
         self.cluster.decide()
+        self.cluster.obey()
+        self.what_was_safe_is_kept()
         self.cluster.start(self.cluster.step)
 
     def said(self) -> int | None:

@@ -98,6 +98,6 @@ def test_a_damaged_copy_is_refused(gang: Gang, tmp_path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[5000] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(export.ExportError, match="do not match their checksums"):
+    with pytest.raises(export.ExportError, match="do not match their checksum"):
         exported(gang, tmp_path / "out.pt")
     assert not (tmp_path / "out.pt").exists()

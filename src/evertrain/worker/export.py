@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from evertrain.worker import slots
-from evertrain.worker.slot_file import SlotDamaged, open_slot
+from evertrain.worker.slot_file import SavedSlot, SlotDamaged
 
 State = dict[str, Any]
 
@@ -38,9 +38,11 @@ class _Copy:
         if header is None or header.state != slots.COMPLETE:
             raise ExportError(f"{path} is damaged or incomplete")
         try:
-            self.entries, self.tensors = open_slot(path, header)
+            saved = SavedSlot(path, header)
+            saved.copy_out({})  # only to see that all of it is whole
         except SlotDamaged as damage:
             raise ExportError(f"{path}: {damage}") from damage
+        self.entries, self.tensors = saved.entries, saved.tensors
         with open(path, "rb") as file:
             file.seek(header.directory_at)
             listed = json.loads(file.read(header.directory_bytes))["parts"]

@@ -34,7 +34,7 @@ class Node:
         self.peer = Peer("node-0", "127.0.0.1", 0)
 
     def client(self, **given: object) -> Client:
-        return Client(self.peer, **{"job": "job", "term": 3, "token": "secret", **given})  # type: ignore[arg-type]
+        return Client(self.peer, **{"job": "job", "term": lambda: 3, "token": "secret", **given})  # type: ignore[arg-type]
 
     def fetch(self, **given: object) -> bytes:
         """The data of rank 0's only part."""
@@ -118,7 +118,7 @@ async def test_a_copy_that_is_cut_off_while_it_is_sent(node: Node) -> None:
     [
         ({"token": "guess"}, "token"),
         ({"job": "other"}, "works for job"),
-        ({"term": 2}, "term 2 is over"),
+        ({"term": lambda: 2}, "term 2 is over"),
     ],
 )
 async def test_strangers_and_what_is_over_get_nothing(node: Node, given: dict[str, object], why: str) -> None:

@@ -352,6 +352,25 @@ def test_an_attempt_that_ends_ends_its_round_and_what_is_safe_stays() -> None:
     assert cluster.until_safe() > save
 
 
+def test_copies_that_are_all_there_when_the_attempt_ends_are_not_given_up() -> None:
+    cluster = Cluster(2)
+    save = cluster.until_safe()
+    while not cluster.rounds.pulls:
+        cluster.turn()
+    newer = cluster.rounds.save
+    assert newer is not None
+    for node in cluster.nodes.values():
+        cluster.pull(node)
+    cluster.hear()  # status calls it safe from here on
+    cluster.end()
+    cluster.decide()
+    cluster.obey()
+    assert cluster.rounds.kept == (save, newer) and cluster.safe_step() == newer[1]
+    cluster.start(cluster.step)
+    cluster.decide()
+    assert cluster.rounds.last == newer
+
+
 def test_a_save_that_was_gone_back_behind_is_safe_no_more() -> None:
     cluster = Cluster(2)
     save = cluster.until_safe()
@@ -408,11 +427,29 @@ class AnyOrder(RuleBasedStateMachine):
     def another_controller(self) -> None:
         self.cluster.rounds = Rounds()
 
-    @rule()
-    def fail(self) -> None:
+    @rule(copied=st.booleans())
+    def fail(self, copied: bool) -> None:
+        """Just then, it may be, all copies have arrived and been reported."""
+        if copied:
+            for _ in range(40):
+                if self.cluster.rounds.pulls:
+                    break
+                self.cluster.turn()
+            for node in self.cluster.nodes.values():
+                self.cluster.pull(node)
+            self.cluster.hear()
         self.cluster.end()
+        self.what_was_safe_is_kept()
         self.cluster.decide()
+        self.cluster.obey()
+        self.what_was_safe_is_kept()
         self.cluster.start(self.cluster.step)
+
+    def said(self) -> int | None:
+        """The step that status calls safe."""
+        picture = self.cluster.picture()
+        reports = {name: seen.report for name, seen in picture.nodes.items() if seen.connected}
+        return resume.survives_any_node(reports, self.cluster.placement, resume.rules(self.cluster.state))
 
     @invariant()
     def what_was_safe_is_kept(self) -> None:
@@ -420,9 +457,8 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "cluster"):
             return
         cluster = self.cluster
-        last = cluster.rounds.last
-        if last is not None and (self.promised is None or last > self.promised):
-            self.promised = last
+        if (said := self.said()) is not None and (self.promised is None or said > self.promised[1]):
+            self.promised = next(save for node in cluster.nodes.values() for save in node.backups if save[1] == said)
         if self.promised is None:
             return
         safe = cluster.safe_step()

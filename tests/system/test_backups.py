@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import StartJob
+from evertrain.worker import slots as layout
 from support import jobs, machines, training
 from support.jobs import Job
 from support.waiting import eventually
@@ -146,6 +149,26 @@ def test_a_damaged_backup_is_found_and_told(start: Any, calm: str) -> None:
     assert "started again from nothing" in evidence
 
 
+def test_a_rank_whose_memory_is_damaged_goes_on_from_disk(start: Any, calm: str) -> None:
+    job = start(1, config="checkpoint: {disk_every_s: 1 s}\n")
+    job.wait_until(is_backed_up, "a step on disk")
+    damage(job, 1, "node-0")
+    assert job.wait() == 0
+    assert training.digest(job.folder) == calm
+    is_told(job)
+    assert job.status()["resume"] > 0
+
+
+def test_a_rank_whose_memory_and_disk_are_damaged_goes_on_from_a_peer(start: Any, calm: str) -> None:
+    job = start(2)
+    job.wait_until(is_backed_up, "a save that is safe")
+    damage(job, 2, "node-1", disk=True)
+    assert job.wait() == 0
+    assert training.digest(job.folder) == calm
+    is_told(job)
+    assert job.status()["resume"] > 0
+
+
 @pytest.mark.matrix
 @pytest.mark.skipif(bool(machines.why_not()), reason=machines.why_not())
 def test_a_link_at_a_twentieth_of_its_speed(tmp_path: Path, calm: str) -> None:
@@ -178,3 +201,45 @@ def flip(file: Path, at: int = 1000) -> None:
         byte = opened.read(1)
         opened.seek(at)
         opened.write(bytes([byte[0] ^ 1]))
+
+
+def damage(job: Job, rank: int, node: str, *, disk: bool = False) -> None:
+    """Flip a bit in every copy of a rank's state, all ranks standing still, and kill it."""
+    memory = node_dir(job, node) / "slots" / f"r{rank}"
+    with standing(job):
+        paths = [path for path in memory.iterdir() if _whole(path)]
+        if disk:
+            paths += (job.job_dir / "checkpoints" / node).glob(f"step-*/r{rank}")
+        for path in paths:
+            flip(path, layout.HEADER_BYTES + 1000)
+        job.kill_rank(rank)
+
+
+@contextmanager
+def standing(job: Job) -> Iterator[None]:
+    """Every rank is stopped, at a moment at which all whole slots have their checksums."""
+
+    def stop() -> bool:
+        pids = job.rank_pids().values()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        slots = [path for node in ("node-0", "node-1") for path in (node_dir(job, node) / "slots").glob("r*/*")]
+        if all(header.sums_crc is not None for path in slots if (header := _whole(path)) is not None):
+            return True
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        return False
+
+    eventually(stop, "checksums in every slot", every_s=0.2, story=job.story)
+    yield
+
+
+def _whole(path: Path) -> layout.SlotHeader | None:
+    header = layout.read(str(path))
+    return header if header is not None and header.state == layout.COMPLETE else None
+
+
+def is_told(job: Job) -> None:
+    storage = [incident for incident in job.incidents() if incident["category"] == "storage"]
+    assert storage and all("CheckpointDamaged" in incident["cause"] for incident in storage)
+    assert all(incident["action"] == "restart" for incident in storage)

@@ -19,7 +19,8 @@ from evertrain.model.report import Fetch, Peer
 from evertrain.worker import mapping, pins, room
 from evertrain.worker import slots as layout
 
-_NEW_TRY_S = 0.5
+_PATIENCE_S, _NEW_TRY_S = 15.0, 0.5
+"""So long, and so often, all are asked again: an agent is started again, a controller takes over."""
 _SLACK_BYTES = 64 << 10
 """As a rank leaves it: what it saves next fits without a new file."""
 
@@ -90,11 +91,11 @@ class Fetching:
             whole.flush()
 
     def _from_any(self, get: Callable[[Client], Got]) -> Got:
-        """Ask one peer after the other, and all of them once more: a connection may break."""
+        """Ask one peer after the other, and all of them again while somebody may have an answer yet."""
         last: Refused | Damaged = Refused("nobody to ask")
-        for again in (False, True):
-            if again and self._stop.wait(_NEW_TRY_S):
-                raise Stopped
+        latest = time.monotonic() + _PATIENCE_S
+        while True:
+            hopeless = True
             for client in self._clients:
                 if time.monotonic() > self._deadline:
                     raise Refused(f"not whole after {self._fetch.within_s:g} s")
@@ -104,4 +105,8 @@ class Fetching:
                     last = error
                 except Refused as error:
                     last = last if isinstance(last, Damaged) else error
-        raise last
+                    hopeless = False
+            if hopeless or time.monotonic() > latest:
+                raise last
+            if self._stop.wait(_NEW_TRY_S):
+                raise Stopped

@@ -308,4 +308,5 @@ def _page_report(view: pages.PageView) -> PageReport:
         step_s=view.step_s or None,
         collective=f"{collective.op} {collective.seq} {collective.state}" if collective.state != "none" else "",
         env_changed=view.env_changed,
+        saves_failed=view.saves_failed,
     )

@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 _NICE = 10
 _LOOK_EVERY_S = 1.0
 """Pinned saves that are there are looked at so often: one may have been overwritten where memory was too small."""
+_LOOK_FOR_DAMAGE_S = 0.1
 _TRY_AGAIN_S = 1.0
 _WATCHFUL_S = 30.0
 """After an attempt has started its ranks load; what they find can be seen until they save for the first time."""
@@ -70,14 +71,14 @@ class Safekeeping:
         self._term = 0
         self._round: RoundOrder | None = None
         self._fetches: tuple[Fetch, ...] = ()
-        self._bringing: tuple[int, Save] | None = None
+        self._bringing: Fetch | None = None
         self._brought: set[tuple[int, Save]] = set()
         self._pins = pins.read(self._slots_dir) or pins.NOTHING
         self._copies = self._pinned_copies()
         """Of pinned saves, on this node."""
         self._next_look = 0.0
         self._last_attempt = -1
-        self._watchful_until = 0.0
+        self._watchful_until = self._next_damage = 0.0
         self._shelf.clean()
         self._backups = self._shelf.kept()
         self._failed: dict[tuple[int, Save], Failed] = {}
@@ -111,7 +112,7 @@ class Safekeeping:
         if order.round is not None and order.round != self._round:
             self._take_round(order.round)
         self._fetches = order.fetches
-        if self._bringing not in [(one.rank, one.save) for one in order.fetches]:
+        if self._bringing is not None and not any(_goes_on(self._bringing, one) for one in order.fetches):
             self._stop_fetch.set()
         if self._fetches:
             self._stop_pull.set()
@@ -148,7 +149,8 @@ class Safekeeping:
     def look(self) -> None:
         """A turn of the agent's loop: which pinned saves are there?"""
         now = time.monotonic()
-        if now < self._watchful_until:
+        if self._next_damage <= now < self._watchful_until:
+            self._next_damage = now + _LOOK_FOR_DAMAGE_S
             self._look_for_damage()
         if self._pins.wanted is None and now < self._next_look:
             return
@@ -247,40 +249,39 @@ class Safekeeping:
 
     async def _learn(self) -> None:
         """Read the heads of pinned saves; where their rank has not added checksums, all of them."""
-        for copy in self._copies:
-            if self._shelf.known(copy.path) is not None:
-                continue
+        news = [copy for copy in self._copies if self._shelf.known(copy.path) is None]
+        for copy in news:
             try:
                 await self._gently(self._shelf.learn, copy.path)
             except Gone:
                 continue  # the next look finds out
             except Damaged as damage:
                 self._refuse(copy.save, "own", f"{damage}; the next save is backed up instead")
-                continue
+        if news:
             self._on_change()
 
     async def _pull(self) -> None:
         """Keep what the round asks for, and nothing of rounds that are over."""
         wanted = self._round
         if wanted is None:
-            return None
+            return
         await self._gently(self._shelf.drop, wanted.backups)
         missing = [one for one in wanted.pulls if not os.path.exists(self._kept_path(one))]
-        for one in missing:
-            try:
+        try:
+            for one in missing:
                 with self._client(one.peer, self._stop_pull, paced=True) as client:
                     await self._gently(pull, one, self._shelf, client, sum(each.bytes for each in missing))
-            except NoRoom as full:
-                return self._refuse(one.save, "room", str(full))
-            self._backups = await self._gently(self._shelf.kept)
-            self._on_change()
-        if missing:
-            self._tell("pull", "")
-            self._tell("room", "")
-        elif (kept := await self._gently(self._shelf.kept)) != self._backups:
-            self._backups = kept
-            self._on_change()
-        return None
+        except NoRoom as full:
+            self._refuse(missing[0].save, "room", str(full))
+        else:
+            if missing:
+                self._tell("pull", "")
+                self._tell("room", "")
+        finally:
+            # at once and not one by one: all nodes do this at the same time
+            if (kept := await self._gently(self._shelf.kept)) != self._backups:
+                self._backups = kept
+                self._on_change()
 
     def _kept_path(self, one: Pull) -> str:
         return self._shelf.path(one.save, rank=one.rank, digest=one.digest)
@@ -312,7 +313,7 @@ class Safekeeping:
             self._fetch_work.clear()
             while (fetch := self._next_fetch()) is not None:
                 self._stop_fetch.clear()
-                self._bringing = (fetch.rank, fetch.save)
+                self._bringing = fetch
                 await self._bring(fetch)
                 self._bringing = None
             if not self._fetches:
@@ -344,7 +345,13 @@ class Safekeeping:
         self._on_change()
 
     def _client(self, peer: Peer, stop: threading.Event, paced: bool = False) -> Client:
-        return Client(peer, job=self._spec.job, term=self._term, token=self._token, paced=paced, stop=stop)
+        return Client(peer, job=self._spec.job, term=lambda: self._term, token=self._token, paced=paced, stop=stop)
+
+
+def _goes_on(bringing: Fetch, wanted: Fetch) -> bool:
+    """Whether it is still wanted, and from where it comes: an agent that was started again listens elsewhere."""
+    same = (bringing.rank, bringing.save) == (wanted.rank, wanted.save)
+    return same and set(bringing.peers) <= set(wanted.peers)
 
 
 def _give_way() -> None:

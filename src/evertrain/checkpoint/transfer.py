@@ -201,14 +201,15 @@ class Client:
         peer: Peer,
         *,
         job: str,
-        term: int,
+        term: Callable[[], int],
         token: str,
         paced: bool = False,
         stall_s: float = STALL_S,
         stop: threading.Event | None = None,
     ) -> None:
         self._peer = peer
-        self._headers = {"Authorization": f"Bearer {token}", JOB: job, TERM: str(term)}
+        self._headers = {"Authorization": f"Bearer {token}", JOB: job}
+        self._term = term
         self._paced = paced
         self._stall_s = stall_s
         self._stop = stop or threading.Event()
@@ -294,7 +295,7 @@ class Client:
     def _ask(self, path: str, more: dict[str, str] | None = None) -> http.client.HTTPResponse:
         if self._stop.is_set():
             raise Stopped
-        headers = {**self._headers, **(more or {}), **({PACED: "1"} if self._paced else {})}
+        headers = {**self._headers, TERM: str(self._term()), **(more or {}), **({PACED: "1"} if self._paced else {})}
         for fresh in (False, True):
             if fresh or self._connection is None:
                 self.close()

@@ -26,7 +26,7 @@ from evertrain.decide.rounds import Placed, Rounds, Shard
 from evertrain.decide.state import JobState, apply
 from evertrain.model import version
 from evertrain.model.records import AnyRecord, NodeJoined, RestartRequested, SignalRaised, StopRequested
-from evertrain.model.report import Desired, NodeReport, Report
+from evertrain.model.report import Desired, Fetch, NodeReport, Report
 from evertrain.model.spec import ControllerSpec
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,11 @@ Send = Callable[[Desired], None]
 
 # deadlines are checked this often when nobody speaks
 _TICK_S = 0.5
+
+_SOON_S = 0.1
+"""What all nodes report at about the same time, and nobody waits for, is looked at together."""
+_REST_FACTOR = 10
+"""What takes long with very many ranks is done for a tenth of the time at most."""
 
 _SILENT_HEARTBEATS = 5
 """A connection that is there and brings nothing for so many heartbeats is as good as none: a link may be down."""
@@ -56,7 +61,10 @@ class Conductor:
         self._looks: list[str] = []
         """Restarts for which the agents were asked what copies they hold; so many looks have been asked for."""
         self._rounds = Rounds()
+        self._fetches: dict[str, tuple[Fetch, ...]] = {}
+        self._next_choice = 0.0
         self._placed: tuple[object, tuple[Placed, ...]] | None = None
+        self._soon: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -98,6 +106,8 @@ class Conductor:
         self._heard[node] = time.monotonic()
         if before is None or not before.connected or _matters(before.report, report.report):
             self._wake.set()
+        elif _concerns_rounds(before.report, report.report) and self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(_SOON_S, self._wake.set)
 
     async def admit(self, wish: joining.Wish) -> NodeJoined | joining.Refusal:
         """Give a node its seat; written down before it is told."""
@@ -158,6 +168,9 @@ class Conductor:
             except TimeoutError:
                 pass
             self._wake.clear()
+            if self._soon is not None:
+                self._soon.cancel()
+                self._soon = None
 
     def _note_silence(self) -> None:
         """What was heard last is no news any more when nothing has come since."""
@@ -209,9 +222,18 @@ class Conductor:
             self._placed = (asked, tuple(Placed(backup.holder, backup.source) for backup in plan.backups))
         return self._placed[1]
 
+    def _choose_fetches(self) -> dict[str, tuple[Fetch, ...]]:
+        """What nodes lack; not thought over with every word that one of thousands of nodes says."""
+        if not starting.may_fetch(self._state, self.picture):
+            self._fetches = {}
+        elif (began := time.monotonic()) >= self._next_choice:
+            self._fetches = starting.fetches(self._state, self.picture, self._spec.config)
+            self._next_choice = began + _REST_FACTOR * (time.monotonic() - began)
+        return self._fetches
+
     def _tell(self) -> None:
         """Send each node what should be, when it has changed or the node has just connected."""
-        fetches = starting.fetches(self._state, self.picture, self._spec.config)
+        fetches = self._choose_fetches()
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
@@ -233,8 +255,13 @@ class Conductor:
 
 _MATTERING = (
     "attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "comparisons",
-    "transfer_port", "pinned", "backups", "disk_tried", "failed_fetches", "refused",
+    "transfer_port", "failed_fetches",
 )  # fmt: skip
+_OF_ROUNDS = ("pinned", "backups", "disk_tried", "refused")
+
+
+def _concerns_rounds(before: NodeReport, after: NodeReport) -> bool:
+    return any(getattr(before, name) != getattr(after, name) for name in _OF_ROUNDS)
 
 
 def _matters(before: NodeReport, after: NodeReport) -> bool:

@@ -26,7 +26,7 @@ from evertrain.decide.picture import Picture
 from evertrain.decide.starting import peer_of
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import CheckpointConfig
-from evertrain.model.report import Part, Pinned, Pull, RoundOrder, Save
+from evertrain.model.report import NodeReport, Part, Pinned, Pull, RoundOrder, Save
 
 AHEAD_S, AHEAD_STEPS = 1.0, 2
 """So far ahead of the ranks a step is chosen: the order must be there before any of them has passed it."""
@@ -96,14 +96,20 @@ def advance(
         return now_at
     if not now_at.known:
         return _adopt(state, picture, now)
-    if now_at.last is not None and not resume.rules(state).allow(now_at.last):
-        now_at = replace(now_at, last=None)
+    given = resume.rules(state)
+    last, save = (one if one is not None and given.allow(one) else None for one in (now_at.last, now_at.save))
+    now_at = replace(now_at, last=last, save=save)
     attempt = state.active
     if attempt is None or attempt.ending is not None or state.closing:
-        return replace(_at_rest(now_at, now), disk=None)
+        # what was being copied may all have been there, and been called safe: it stays until training is back
+        return replace(_at_rest(now_at, now), save=save, disk=None)
     now_at = _disk_written(now_at, state, picture, config, now)
     if now_at.attempt != attempt.number:
-        return _begin(_at_rest(now_at, now_at.next_time), state, attempt, picture, config, now)
+        if attempt.resumed is None:
+            return now_at
+        return _begin(
+            _at_rest(_settled(now_at, state, picture), now_at.next_time), state, attempt, picture, config, now
+        )
     if now_at.save is None:
         now_at = _pin(now_at, attempt, picture, config, now)
     if now_at.save is not None:
@@ -138,6 +144,13 @@ def _adopt(state: JobState, picture: Picture, now: float) -> Rounds:
     ranks = set(state.placement())
     safe = [save for save, found in heads.items() if found >= ranks and resume.rules(state).allow(save)]
     return Rounds(known=True, last=max(safe, default=None), disk_began=now)
+
+
+def _settled(now_at: Rounds, state: JobState, picture: Picture) -> Rounds:
+    """Whether the save that was being copied when the attempt before ended has become safe after all."""
+    reports = {node: report for node in state.active_nodes() if (report := picture.report(node)) is not None}
+    safe = resume.survives_any_node(reports, state.placement(), resume.rules(state))
+    return replace(now_at, last=now_at.save) if now_at.save is not None and safe == now_at.save[1] else now_at
 
 
 def _at_rest(now_at: Rounds, next_time: float) -> Rounds:
@@ -227,11 +240,14 @@ def _copy(
     if now_at.pulls is None:
         if any(one.parts is None for one in pinned.values()) or any(peer_of(picture, node) is None for node in nodes):
             return now_at
+        ranks = attempt.started.placement.keys()
         groups = mesh or tuple({group for report in reports.values() for group in report.groups})
+        # a mesh of another size says nothing about these ranks
+        groups = tuple(group for group in groups if ranks >= set(group))
         now_at = replace(now_at, pulls=_planned(pinned, attempt.started.placement, groups, place, picture))
     assert now_at.pulls is not None
     pulls = _addressed(now_at.pulls, attempt.started.placement, picture)
-    if all(_has(picture, node, pull) for node, of_node in pulls.items() for pull in of_node):
+    if all(_has_all(reports.get(node), of_node) for node, of_node in pulls.items()):
         next_time = max(now_at.began + config.round_s, now)
         return _at_rest(replace(now_at, last=now_at.save), next_time)
     return replace(now_at, pulls=pulls)
@@ -275,12 +291,15 @@ def _addressed(
     }
 
 
-def _has(picture: Picture, node: str, pull: Pull) -> bool:
-    report = picture.report(node)
-    kept = next((one for one in report.backups if one.save == pull.save), None) if report is not None else None
-    if kept is None:
-        return False
-    return any(part.digest == pull.digest for part in kept.parts) if pull.digest else pull.rank in kept.heads
+def _has_all(report: NodeReport | None, pulls: tuple[Pull, ...]) -> bool:
+    if report is None:
+        return not pulls
+    kept = {backup.save: backup for backup in report.backups}
+    parts = {(backup.save, part.digest) for backup in report.backups for part in backup.parts}
+    return all(
+        (pull.save, pull.digest) in parts if pull.digest else pull.save in kept and pull.rank in kept[pull.save].heads
+        for pull in pulls
+    )
 
 
 def _goes_to_peers(state: JobState, config: CheckpointConfig) -> bool:

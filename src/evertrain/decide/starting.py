@@ -51,10 +51,7 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
 
 def fetches(state: JobState, picture: Picture, config: Config) -> dict[str, tuple[Fetch, ...]]:
     """What nodes are to get from others before the next attempt can start, or the job can end; by node."""
-    if state.run is None or state.ended is not None or not state.roster:
-        return {}
-    waits = closing.at_rest(state, picture) if state.closing else state.active is None
-    if not waits or not resume.all_read(state, picture):
+    if not may_fetch(state, picture):
         return {}
     chosen = _chosen(state, picture)
     if chosen is None:
@@ -68,6 +65,14 @@ def fetches(state: JobState, picture: Picture, config: Config) -> dict[str, tupl
         fetch = Fetch(rank=rank, attempt=attempt, step=step, peers=peers, within_s=config.checkpoint.fetch_s)
         found[placement[rank]] = (*found.get(placement[rank], ()), fetch)
     return found
+
+
+def may_fetch(state: JobState, picture: Picture) -> bool:
+    """Whether it is time to look what nodes lack."""
+    if state.run is None or state.ended is not None or not state.roster:
+        return False
+    waits = closing.at_rest(state, picture) if state.closing else state.active is None
+    return waits and resume.all_read(state, picture)
 
 
 def peer_of(picture: Picture, node: str) -> Peer | None:

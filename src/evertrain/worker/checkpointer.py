@@ -19,10 +19,12 @@ from torch import Tensor
 
 from evertrain.worker import directory, pins, rng, room, session, slots, snapshot
 from evertrain.worker.faults import InjectedFault
-from evertrain.worker.folder import Folder
+from evertrain.worker.shared_store import SharedStore
 from evertrain.worker.slot_file import Describe, SlotDamaged, SlotFile, file_bytes, open_slot
 from evertrain.worker.slots import Part
 from evertrain.worker.snapshot import Snapshot, SnapshotError, TensorPlace
+from evertrain.worker.store_files import StoreError
+from evertrain.worker.store_reader import StoredStep
 
 _RNG = "random number generators"
 
@@ -46,12 +48,23 @@ class Checkpointer:
     states of the random number generators (`random`, NumPy, torch, CUDA) are always part of it. Shards of FSDP2 and
     other DTensors stay shards: each rank saves and restores its own.
 
-    Inside `evertrain run` checkpoints live in the node's memory, and on its disk where memory is too small. Elsewhere
-    they are written to `store`, a folder that all ranks see, of which the last three are kept; without `store`
-    nothing is saved and `load` finds nothing.
+    Inside `evertrain run` checkpoints live in the node's memory, and on its disk where memory is too small. Every
+    `store_every_s` seconds, or every `store_every_steps` steps, the nodes write one to `store` as well: a folder that
+    all nodes see, or a URL that fsspec knows, in PyTorch's Distributed Checkpoint format. It is where a job goes on
+    from when all else is gone, and with another number of ranks.
+
+    Elsewhere `save` itself writes to `store` (each time, or every `store_every_steps` steps), where the last three
+    steps are kept; without `store` nothing is saved and `load` finds nothing.
     """
 
-    def __init__(self, state: Mapping[str, Tensor | Stateful], store: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        state: Mapping[str, Tensor | Stateful],
+        store: str | os.PathLike[str] | None = None,
+        *,
+        store_every_s: float = 1800.0,
+        store_every_steps: int | None = None,
+    ) -> None:
         for name, value in state.items():
             if not isinstance(value, Tensor) and not (
                 callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
@@ -65,9 +78,7 @@ class Checkpointer:
         self._not_kept = 0
         """Steps in a row."""
         self._slots = _Slots(self._session) if self._session is not None else None
-        self._folder = Folder(store) if store is not None and self._session is None else None
-        if store is not None and self._session is not None and self._session.rank == 0:
-            _say(f"checkpoints go to memory and {self._session.disk_dir}; store={str(store)!r} is for runs without us")
+        self._store = SharedStore(store, store_every_s, store_every_steps, self._session) if store is not None else None
 
     def save(self, step: int) -> None:
         """Keep the state after `step` finished steps. When this returns, the state may change again.
@@ -76,8 +87,8 @@ class Checkpointer:
         stderr, older checkpoints stay, and the next save tries again.
         """
         if self._session is None:
-            if self._folder is not None:
-                self._folder.save(step, self._take())
+            if self._store is not None:
+                self._save_outside(step, self._store)
             return
         current = self._session
         current.finished(step, time.monotonic())
@@ -101,19 +112,34 @@ class Checkpointer:
         Inside `evertrain run` the controller has chosen the step, the same for all ranks: nothing is communicated
         here. Raises CheckpointError, and never silently begins anew, if the chosen step is not here and whole.
         """
-        if self._session is not None:
-            assert self._slots is not None
-            resume = self._session.resume
-            if resume is not None:
-                self._put_back(resume, *self._slots.find(resume))
-            self._slots.drop_newer_than(-1 if resume is None else resume)
-            self._session.restored(resume)
-            return resume
-        found = self._folder.newest() if self._folder is not None else None
-        if found is None:
-            return None
-        self._put_back(*found)
-        return found[0]
+        if self._session is None:
+            stored = self._newest_in(self._store, 0.0) if self._store is not None else None
+            if stored is None:
+                return None
+            self._put_back_stored(stored)
+            return stored.manifest.step
+        assert self._slots is not None
+        resume = self._session.resume
+        if resume is not None and self._session.resume_tier == "store":
+            if self._store is None:
+                raise CheckpointError(
+                    f"{_who(self._session)}: training should go on from step {resume} in "
+                    f"{self._session.resume_folder}, but the Checkpointer was given no store"
+                )
+            self._put_back_stored(self._chosen_in(self._store, self._session.resume_folder))
+        elif resume is not None:
+            self._put_back(resume, *self._slots.find(resume))
+        elif self._store is not None and self._session.store_since is not None:
+            # nobody knows of any step, as on new machines: the store may
+            stored = self._newest_in(self._store, self._session.store_since)
+            if stored is not None:
+                if self._session.rank == 0:
+                    _say(f"going on from step {stored.manifest.step}, the newest one in {stored.folder.url}")
+                self._put_back_stored(stored)
+                resume = stored.manifest.step
+        self._slots.drop_newer_than(-1 if resume is None else resume)
+        self._session.restored(resume)
+        return resume
 
     def wait(self) -> None:
         """Return when everything saved is safe. Saves are complete when `save` returns, so this is now."""
@@ -124,8 +150,44 @@ class Checkpointer:
         if self._not_kept.bit_count() == 1:
             _say(line if self._not_kept == 1 else f"{line} ({self._not_kept} in a row)")
 
-    def _take(self) -> Snapshot:
-        return snapshot.take(self._states())
+    def _save_outside(self, step: int, store: SharedStore) -> None:
+        try:
+            states = self._states()
+            store.save(step, snapshot.take(states), directory.names(states, self._state))
+            self._not_kept = 0
+        except Exception as error:
+            self._tell(f"rank {os.environ.get('RANK', '0')} could not save step {step}: {error}")
+
+    def _newest_in(self, store: SharedStore, since: float) -> StoredStep | None:
+        try:
+            return store.newest(since)
+        except StoreError as error:
+            raise CheckpointError(f"whether there is a step to go on from cannot be said: {error}") from error
+
+    def _chosen_in(self, store: SharedStore, folder: str) -> StoredStep:
+        try:
+            return store.chosen(folder)
+        except StoreError as error:
+            raise CheckpointError(str(error)) from error
+
+    def _put_back_stored(self, stored: StoredStep) -> None:
+        """From the store: what this rank saved, or its part of what others did."""
+        assert self._store is not None
+        step = stored.manifest.step
+        try:
+            exact = self._store.exact(stored, self._state)
+            if exact is not None:
+                self._put_back(step, *exact)
+            else:
+                rng.restore(self._store.spread(stored, self._state, aside=_RNG))
+        except StoreError as error:
+            raise CheckpointError(str(error)) from error
+        except (SnapshotError, RuntimeError, ValueError, KeyError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"the checkpoint of step {step} in {stored.folder.url} does not fit: {error}"
+            ) from error
 
     def _states(self) -> dict[str, Any]:
         state = {name: snapshot.state_of(value) for name, value in self._state.items()}
@@ -138,7 +200,8 @@ class Checkpointer:
 
         def describe(places: Sequence[TensorPlace], parts: Sequence[Part]) -> bytes:
             known = directory.names(states, self._state)
-            return directory.of_snapshot(taken, places, parts, known)
+            store = self._store.settings if self._store is not None else None
+            return directory.of_snapshot(taken, places, parts, known, store)
 
         slot = self._slots.write(step, taken, describe)
         current.fire("save", step)

@@ -1,0 +1,425 @@
+"""How does a step get into the store? In PyTorch's Distributed Checkpoint format, without a process group.
+
+Each writer (a node's upload process, or a rank outside `evertrain run`) says what it has, by content; looks who else
+has the same; writes its share and says what it wrote. Whoever finishes reads what all have said and writes `.metadata`:
+
+    has-0.json, has-4.json, …  ─▶  __0_….distcp, __4_….distcp, …  ─▶  done-0.json, done-4.json, …  ─▶  .metadata
+
+Nobody has to wait for anybody: of all writers with some content the one that comes first in an order of that content's
+own always writes it, because the others that it sees never change that. Who sees too few only writes too much.
+
+    key                 a tensor, in chunks where ranks have different parts of it (DTensor)
+    key@rank3           rank 3's own version of it, where ranks that should have the same have not
+    entry@rank3.pickle  what is no tensor in an entry of rank 3's state, and the names of the tensors that belong in it
+
+Runs as a program of its own: `python -I store_writer.py SPEC`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if __name__ == "__main__":  # started by file, by an interpreter that need not know the package
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+import torch
+from torch import Tensor
+
+from evertrain.worker import slots, store_files
+from evertrain.worker.slot_file import SlotDamaged, open_slot
+from evertrain.worker.store_files import FILES, METADATA, File, Folder, StoreError
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
+
+_FILE_BYTES = 512 << 20
+"""A new file begins after so many bytes."""
+_LOOK_S = 0.2
+
+Item = tuple[str, int, int]
+"""File, offset and length of something that was written."""
+
+
+class RankState(NamedTuple):
+    """One rank's state, taken apart as `worker.snapshot` does."""
+
+    rank: int
+    world_size: int
+    entries: Mapping[str, bytes]
+    tensors: Sequence[Tensor]
+    directory: dict[str, Any]
+    """As in a slot (`worker.directory`); describes `tensors` in their order."""
+    code: str = ""
+
+
+class TensorHere(NamedTuple):
+    """A tensor, or a rank's part of one, and its content."""
+
+    key: str
+    dtype: str
+    shape: list[int]
+    stride: list[int]
+    whole: list[int]
+    """Shape of the whole tensor."""
+    offset: list[int] | None
+    """Where this part begins in it; None: not a DTensor, every rank has all of it."""
+    content: str
+    """Digest of type, shape and elements."""
+
+
+def read_slot(path: str) -> RankState:
+    """The state in a file of slot format, all of it checked; raises StoreError."""
+    header = slots.read(path)
+    if header is None or header.state != slots.COMPLETE:
+        raise StoreError(f"{path} is gone, damaged or incomplete")
+    try:
+        entries, tensors = open_slot(path, header)
+    except (SlotDamaged, OSError) as damage:
+        raise StoreError(f"{path}: {damage}") from damage
+    with open(path, "rb") as file:
+        file.seek(header.directory_at)
+        directory = json.loads(file.read(header.directory_bytes))
+    return RankState(header.rank, header.world_size, entries, tensors, directory, header.code)
+
+
+def write(folder: Folder, upload: str, states: Sequence[RankState], *, writers: int = 1, wait_s: float = 0.0) -> None:
+    """Write this writer's share of a step. So long may it look out for the other writers' lists."""
+    plans = folder.at(f"plans-{upload}")
+    name = str(states[0].rank)
+    if plans.read_json(f"done-{name}.json") is not None:
+        return  # an earlier process of this upload had come to its end
+    has = _Contents(states)
+    plans.write_json(f"has-{name}.json", sorted(has.pieces))
+    others = _others(plans, name, writers, wait_s)
+    done = [said for other in others if (said := plans.read_json(f"done-{other}.json")) is not None]
+    written = {content for said in done for content in said["wrote"]}
+    mine = [
+        content
+        for content in has.pieces
+        if content not in written
+        and all(
+            _priority(content, name) < _priority(content, other) for other, owned in others.items() if content in owned
+        )
+    ]
+    wrote, files = _write_files(folder, upload, has, mine)
+    said = {
+        "world_size": states[0].world_size,
+        "code": states[0].code,
+        "made_by": states[0].directory["made_by"],
+        "ranks": {str(state.rank): has.described[state.rank] for state in states},
+        "wrote": wrote,
+        "files": files,
+    }
+    plans.write_json(f"done-{name}.json", said)
+
+
+def is_written(folder: Folder, upload: str, world_size: int) -> bool:
+    """Whether every rank's state has been written."""
+    return len(_all_done(folder.at(f"plans-{upload}"), world_size)[0]) == world_size
+
+
+def finish(folder: Folder, upload: str, world_size: int) -> None:
+    """All have written their share: say what lies where. What is left is to commit the step."""
+    ranks, said = _all_done(folder.at(f"plans-{upload}"), world_size)
+    if missing := [rank for rank in range(world_size) if rank not in ranks]:
+        raise StoreError(f"store {folder.url}: the state of rank {missing[0]} was not written")
+    wrote: dict[str, Item] = {}
+    files: dict[str, File] = {}
+    for one in said:
+        wrote |= {content: tuple(item) for content, item in one["wrote"].items() if content not in wrote}
+        files |= {name: File(*file) for name, file in one["files"].items()}
+    needed = {tensor.content for rank in ranks.values() for tensor in rank.tensors}
+    needed |= {content for rank in ranks.values() for content in rank.entries.values()}
+    if lost := needed - wrote.keys():
+        raise StoreError(f"store {folder.url}: {len(lost)} pieces of the state were written by nobody")
+    store_files.uncommit(folder)
+    described = pickle.dumps(_metadata(ranks, wrote))
+    folder.write(METADATA, described)
+    used = {wrote[content][0] for content in needed}
+    files = {name: file for name, file in files.items() if name in used}
+    files[METADATA] = File(len(described), store_files.digest(described))
+    folder.write_json(FILES, {"files": files, "made_by": said[0]["made_by"], "code": said[0]["code"]})
+
+
+# -- what there is ---------------------------------------------------------------------------------------------------
+
+
+class _Contents:
+    """Everything that some ranks have, each content once."""
+
+    def __init__(self, states: Sequence[RankState]) -> None:
+        self.pieces: dict[str, tuple[int, Tensor | bytes]] = {}
+        """By digest: a rank that has it, and the tensor, or the file of an entry's pickle."""
+        self.described: dict[int, dict[str, Any]] = {}
+        for state in states:
+            self._add(state)
+
+    def _add(self, state: RankState) -> None:
+        tensors = []
+        entries = {}
+        numbers = iter(range(len(state.tensors)))
+        keys = unique([tensor["name"] for part in state.directory["parts"] for tensor in part["tensors"]])
+        for part in state.directory["parts"]:
+            of_entry = []
+            for said, number in zip(part["tensors"], numbers, strict=False):
+                tensor = state.tensors[number]
+                content = content_of(tensor)
+                self.pieces.setdefault(content, (state.rank, tensor))
+                shard = said.get("shard") or {"shape": said["shape"], "offset": None}
+                here = TensorHere(
+                    keys[number], said["dtype"], said["shape"], said["stride"], shard["shape"], shard["offset"], content
+                )
+                tensors.append(here)
+                of_entry.append((number, *here))
+            packed = pack_entry(state.entries[part["name"]], of_entry)
+            content = content_of_entry(packed)
+            self.pieces.setdefault(content, (state.rank, packed))
+            entries[part["name"]] = content
+        self.described[state.rank] = {"tensors": tensors, "entries": entries}
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """One thing can lie at two places of a state under one name; each place has a key of its own."""
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        seen[name] = number = seen.get(name, 0) + 1
+        unique.append(name if number == 1 else f"{name}~{number}")
+    return unique
+
+
+def content_of(tensor: Tensor) -> str:
+    """Digest of a tensor's type, shape and elements, whatever their order in memory."""
+    found = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if flat.numel():
+        found.update(flat.view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+_ENTRY = "entry-"
+
+
+def content_of_entry(packed: bytes | memoryview) -> str:
+    return _ENTRY + store_files.digest(packed)
+
+
+def is_entry(content: str) -> bool:
+    """Whether this is the content of an entry, not of a tensor."""
+    return content.startswith(_ENTRY)
+
+
+def pack_entry(pickled: bytes, tensors: Sequence[Any]) -> bytes:
+    """An entry without its tensors, as the bytes of a file that `torch.load` reads."""
+    buffer = io.BytesIO()
+    torch.save({"pickle": pickled, "tensors": [tuple(one) for one in tensors]}, buffer)
+    return buffer.getvalue()
+
+
+# -- who writes what -------------------------------------------------------------------------------------------------
+
+
+def _others(plans: Folder, name: str, writers: int, wait_s: float) -> dict[str, frozenset[str]]:
+    """What the other writers have, as far as they have said so."""
+    deadline = time.monotonic() + wait_s
+    found: dict[str, frozenset[str]] = {}
+    while True:
+        for file in plans.names():
+            other = file.removeprefix("has-").removesuffix(".json")
+            if file.startswith("has-") and other != name and other not in found:
+                owned = plans.read_json(file)
+                if owned is not None:
+                    found[other] = frozenset(owned)
+        if len(found) >= writers - 1 or time.monotonic() >= deadline:
+            return found
+        time.sleep(_LOOK_S)
+
+
+def _priority(content: str, writer: str) -> bytes:
+    """The order of the writers for some content: any, but the same for all, and another one for other content."""
+    return hashlib.blake2b(f"{content} {writer}".encode(), digest_size=8).digest() + writer.encode()
+
+
+def _write_files(
+    folder: Folder, upload: str, has: _Contents, mine: Iterable[str]
+) -> tuple[dict[str, Item], dict[str, File]]:
+    """Write some contents, each into a file of a rank that has it."""
+    wrote: dict[str, Item] = {}
+    files: dict[str, File] = {}
+    by_rank: dict[int, list[str]] = {}
+    for content in mine:
+        by_rank.setdefault(has.pieces[content][0], []).append(content)
+    for rank, contents in sorted(by_rank.items()):
+        left = list(reversed(contents))
+        number = 0
+        while left:
+            name = f"__{rank}_{upload}_{number}.distcp"
+            with folder.writing(name) as file:
+                while left and file.bytes < _FILE_BYTES:
+                    content, begin = left.pop(), file.bytes
+                    piece = has.pieces[content][1]
+                    if isinstance(piece, bytes):
+                        file.write(piece)
+                    else:
+                        # a view would be saved with all of the memory that it is a view of
+                        copy = piece.detach().cpu().clone(memory_format=torch.contiguous_format)
+                        torch.save(copy, file)  # type: ignore[arg-type]  # it only writes
+                    wrote[content] = (name, begin, file.bytes - begin)
+            files[name] = file.done()
+            number += 1
+    return wrote, files
+
+
+# -- what it all makes up ----------------------------------------------------------------------------------------------
+
+
+class _Written(NamedTuple):
+    tensors: list[TensorHere]
+    entries: dict[str, str]
+
+
+def _all_done(plans: Folder, world_size: int) -> tuple[dict[int, _Written], list[Any]]:
+    """What the ranks have, by rank, and what the writers have said of it."""
+    ranks: dict[int, _Written] = {}
+    said = []
+    for name in plans.names():
+        one = plans.read_json(name) if name.startswith("done-") else None
+        if one is None or one["world_size"] != world_size:
+            continue
+        said.append(one)
+        for rank, written in one["ranks"].items():
+            tensors = [TensorHere(*tensor) for tensor in written["tensors"]]
+            ranks[int(rank)] = _Written(tensors, written["entries"])
+    return dict(sorted(ranks.items())), said
+
+
+def _metadata(ranks: Mapping[int, _Written], wrote: Mapping[str, Item]) -> Metadata:
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        BytesStorageMetadata,
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    found = Metadata(state_dict_metadata={}, planner_data={}, storage_data={})
+
+    def store(index: Any, content: str) -> None:
+        found.storage_data[index] = info = _StorageInfo(*wrote[content])
+        info.digest = content  # type: ignore[attr-defined]  # what `load` checks by; PyTorch does not look at it
+
+    for key, entry, chunks in _tensors(ranks):
+        first = chunks[0]
+        sizes = [torch.Size(chunk.shape) for chunk in chunks]
+        offsets = [torch.Size(chunk.offset or [0] * len(chunk.shape)) for chunk in chunks]
+        found.state_dict_metadata[key] = TensorStorageMetadata(
+            TensorProperties(dtype=getattr(torch, first.dtype)),
+            torch.Size(first.whole),
+            [ChunkStorageMetadata(offset, size) for offset, size in zip(offsets, sizes, strict=True)],
+        )
+        for number, (chunk, offset) in enumerate(zip(chunks, offsets, strict=True)):
+            store(MetadataIndex(key, offset, number), chunk.content)
+        rest = key.removeprefix(f"{entry}.")
+        found.planner_data[key] = (key,) if rest == key else (entry, rest)
+    for rank, written in ranks.items():
+        for entry, content in written.entries.items():
+            key = entry_key(entry, rank)
+            found.state_dict_metadata[key] = BytesStorageMetadata()
+            found.planner_data[key] = (key,)
+            store(MetadataIndex(key), content)
+    return found
+
+
+def entry_key(entry: str, rank: int) -> str:
+    return f"{entry}@rank{rank}.pickle"
+
+
+def rank_key(key: str, rank: int) -> str:
+    return f"{key}@rank{rank}"
+
+
+def _tensors(ranks: Mapping[int, _Written]) -> Iterator[tuple[str, str, list[TensorHere]]]:
+    """Key, entry and chunks of each tensor of the step.
+
+    The first rank's version of something is the one under the plain key; ranks that differ have their own beside it.
+    """
+    common: dict[str, dict[tuple[int, ...], TensorHere]] = {}
+    own: list[tuple[str, TensorHere]] = []
+    by_key: dict[str, list[tuple[int, TensorHere]]] = {}
+    for rank, written in ranks.items():
+        for tensor in written.tensors:
+            by_key.setdefault(tensor.key, []).append((rank, tensor))
+    entries = sorted({entry for written in ranks.values() for entry in written.entries}, key=len, reverse=True)
+    for key, versions in by_key.items():
+        first = versions[0][1]
+        chunks = common.setdefault(key, {})
+        others = []
+        for rank, tensor in versions:
+            same = (tensor.dtype, tensor.whole, tensor.offset is None) == (
+                first.dtype,
+                first.whole,
+                first.offset is None,
+            )
+            if same and 0 in tensor.shape and 0 not in tensor.whole:
+                continue  # this rank has nothing of it
+            known = chunks.setdefault(tuple(tensor.offset or ()), tensor) if same else None
+            if known is None or (known.shape, known.content) != (tensor.shape, tensor.content):
+                others.append((rank, tensor))
+        if sum(_count(chunk.shape) for chunk in chunks.values()) != _count(first.whole):
+            # parts that do not add up (a sum that is still to be made): each rank can have its own back, no more
+            del common[key]
+            others = versions
+        own += [(rank_key(key, rank), _alone(tensor)) for rank, tensor in others]
+    found = [(key, list(chunks.values())) for key, chunks in common.items()]
+    for key, tensors in (*found, *((key, [tensor]) for key, tensor in own)):
+        entry = next((entry for entry in entries if key.startswith(f"{entry}.")), key)
+        yield key, entry, tensors
+
+
+def _alone(tensor: TensorHere) -> TensorHere:
+    """A rank's part as a whole of its own."""
+    return tensor._replace(whole=tensor.shape, offset=None)
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+# -- the program -----------------------------------------------------------------------------------------------------
+
+
+def main(spec: Mapping[str, Any]) -> None:
+    """What an agent orders: to write the files of its node's ranks, or to finish."""
+    from evertrain.worker import disguise
+
+    disguise.die_with_parent(spec["parent"])
+    disguise.name_process("evertrain-upload")
+    torch.set_num_threads(1)
+    folder = Folder(spec["folder"])
+    if spec["paths"]:
+        states = [read_slot(path) for path in spec["paths"]]
+        write(folder, spec["upload"], states, writers=spec["writers"], wait_s=spec["wait_s"])
+    if spec["finish"]:
+        finish(folder, spec["upload"], spec["world_size"])
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], encoding="utf-8") as order:
+        asked = json.load(order)
+    try:
+        main(asked)
+    except StoreError as error:
+        sys.exit(str(error))

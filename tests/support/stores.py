@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evertrain.checkpoint.slots import SlotInfo
-from evertrain.worker import store_files, store_writer
+from evertrain.worker import store_files
 from evertrain.worker.store_files import Folder, Manifest
 
 
@@ -41,7 +41,8 @@ def _run(orders: Sequence[dict[str, object]], work: Path) -> None:
     for number, order in enumerate(orders):
         spec = work / f"upload-{number}.json"
         spec.write_text(json.dumps({**order, "parent": os.getpid(), "wait_s": 20.0}))
-        command = [sys.executable, "-I", store_writer.__file__, str(spec)]
+        program = "from evertrain.worker.store_writer import program; program()"
+        command = [sys.executable, "-c", program, str(spec)]
         running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
     for process in running:
         _, said = process.communicate(timeout=60)

@@ -14,10 +14,13 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from evertrain.agent import commands, departure, environment
 from evertrain.agent.controller_link import ControllerLink
 from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.node import NodeView
+from evertrain.agent.uploads import Uploads
 from evertrain.checkpoint import disk
 from evertrain.model.clocks import shifted
 from evertrain.model.report import Desired, DesiredAttempt, Report
@@ -37,6 +40,7 @@ class Agent:
         self._zero = time.time() - time.monotonic()
         self._keeper = KeeperLink(f"{spec.node_dir}/keeper.sock", self._wake_up)
         self._controller = ControllerLink(spec.controller_url, token, spec.job, self._obey)
+        self._uploads = Uploads(spec, self._wake_up)
         self._order: Desired | None = None
         self._changed = False
         self._look_again = asyncio.Event()
@@ -73,7 +77,9 @@ class Agent:
             run_id=self._spec.run_id,
             term=self._controller.term,
             time=self._zero + time.monotonic(),
-            report=shifted(self._view.report(self._keeper.state, self._order), self._zero),
+            report=replace(
+                shifted(self._view.report(self._keeper.state, self._order), self._zero), upload=self._uploads.report
+            ),
         )
 
     async def _serve(self) -> None:
@@ -110,10 +116,12 @@ class Agent:
         if order is None:
             return
         if order.shutdown:
+            self._uploads.obey(None, ())
             self._leave(departure.by_order(order, self._spec, self._keeper, self._view.slots_dir))
             return
         if order.flush_step is not None and order.flush_step != self._view.flushed_step and self._flush is None:
             self._flush = asyncio.create_task(self._flush_to_disk(order, order.flush_step))
+        self._uploads.obey(order.upload, order.ranks)
         if state is None:
             return
         try:
@@ -177,6 +185,8 @@ class Agent:
                     "disk_dir": spec.disk_dir,
                     "resume": go.resume,
                     "resume_tier": order.resume_tier,
+                    "resume_folder": go.resume_folder,
+                    "store_since": go.store_since,
                     "reached": go.reached,
                     "restart": go.restart_count > 0 or go.resume is not None,
                     "faults": list(go.faults),

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from evertrain.controller import views
+from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
 from evertrain.decide import joining, planned
 from evertrain.decide.conduct import decide, steps
@@ -51,6 +52,7 @@ class Conductor:
         self._heard: dict[str, float] = {}
         self._inbox: list[AnyRecord] = []
         self._applicants: list[tuple[joining.Wish, asyncio.Future[NodeJoined | joining.Refusal]]] = []
+        self._shared = SharedStore(spec, self._wake_up)
         self._looks: list[str] = []
         """Restarts for which the agents were asked what copies they hold; so many looks have been asked for."""
         self._wake = asyncio.Event()
@@ -67,7 +69,7 @@ class Conductor:
 
     @property
     def picture(self) -> Picture:
-        return Picture(self._nodes)
+        return Picture(self._nodes, self._shared.stored, self._shared.problems)
 
     def connect(self, node: str, send: Send) -> None:
         """An agent has a connection now; the newest one wins."""
@@ -180,6 +182,8 @@ class Conductor:
             await self._commit(asked)
         # not before: who asks for the same thing meanwhile must find it here
         del self._inbox[: len(asked)]
+        if records := self._shared.look(self._state, self.picture, self.now()):
+            await self._commit(records)
         while records := decide(self._state, self.picture, self._spec.config, self.now()):
             await self._commit(records)
 
@@ -193,16 +197,21 @@ class Conductor:
         """Send each node what should be, when it has changed or the node has just connected."""
         for node, send in list(self._sends.items()):
             order = desired(self._state, self.picture, self._spec, self._spec.config, node)
-            order = replace(order, copies_look=len(self._looks))
+            order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
+            if order.flush_step is None:
+                order = replace(order, flush_step=self._shared.flush_step)
             if self._sent.get(node) != order:
                 self._sent[node] = order
                 send(order)
+
+    def _wake_up(self) -> None:
+        self._wake.set()
 
     def status(self) -> dict[str, Any]:
         return views.status(self._state, self.picture, job=self._spec.job, now=self.now())
 
 
-_MATTERING = ("attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "comparisons")
+_MATTERING = ("attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "comparisons", "upload")
 
 
 def _matters(before: NodeReport, after: NodeReport) -> bool:

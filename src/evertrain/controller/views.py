@@ -243,6 +243,8 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
         return f"no checkpoint that all ranks have; started again from nothing after step {attempt.started.reached}"
     if state.suspicion is not None:
         return "no step for a while: " + "; ".join(state.suspicion.evidence)
+    if picture.problems:
+        return picture.problems[-1]
     for node in sorted(picture.nodes):
         if problems := picture.nodes[node].report.problems:
             return f"{node}: {problems[-1]}"

@@ -16,7 +16,7 @@ from evertrain.decide.picture import Picture
 from evertrain.decide.state import JobState
 from evertrain.model.report import Copy
 
-Tier = Literal["memory", "disk"]
+Tier = Literal["memory", "disk", "store"]
 
 
 class Resume(msgspec.Struct, frozen=True):
@@ -66,9 +66,12 @@ def common(
 
 def is_valid(copy: Copy, lineage: tuple[tuple[int, int], ...], first_attempt: int) -> bool:
     """Whether the copy lies on the trajectory that the job is on now."""
-    return copy.attempt >= first_attempt and all(
-        copy.step <= resumed for attempt, resumed in lineage if attempt > copy.attempt
-    )
+    return copy.attempt >= first_attempt and is_valid_save((copy.attempt, copy.step), lineage)
+
+
+def is_valid_save(save: tuple[int, int], lineage: tuple[tuple[int, int], ...]) -> bool:
+    """Whether no later attempt has gone back behind this attempt's step."""
+    return all(save[1] <= resumed for attempt, resumed in lineage if attempt > save[0])
 
 
 def newest_common(state: JobState, picture: Picture, at_most: int | None = None) -> Resume | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evertrain.decide import planned, resume
+from evertrain.decide import planned, resume, storing
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import JobState
 from evertrain.model import records as r
@@ -25,6 +25,12 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
     assert first is not None and first.store_port is not None and report is not None
     # what was there when a restart was asked for may have been overwritten since: never from nothing because of that
     chosen = resume.newest_common(state, picture, planned.latest_step(state)) or resume.newest_common(state, picture)
+    if storing.must_look(state, picture, chosen, now, config.checkpoint):
+        return []
+    stored = storing.newer_than(chosen, state, picture, planned.latest_step(state))
+    if stored is not None:
+        from_store: dict[int, resume.Tier] = dict.fromkeys(state.placement(), "store")
+        chosen = resume.Resume(stored.step, from_store)
     asked = planned.pending(state)
     started = r.AttemptStarted(
         time=now,
@@ -37,6 +43,7 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
         resume=chosen.step if chosen else None,
         tiers=chosen.tiers if chosen else {},
         reached=state.best_step,
+        folder=stored.folder if stored is not None else "",
         restart=asked.asked.restart if asked is not None else None,
     )
     return [started]

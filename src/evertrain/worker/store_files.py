@@ -226,11 +226,15 @@ def committed(root: Folder, since: float = 0.0) -> list[Manifest]:
 
 
 def read_manifest(folder: Folder) -> Manifest | None:
+    """The manifest of a step; None: there is none that we could have written."""
     said = folder.read_json(MANIFEST)
     if not isinstance(said, dict) or said.get("layout") != LAYOUT:
         return None
-    files = {name: File(one["bytes"], one["digest"]) for name, one in said.pop("files").items()}
-    return Manifest(**said, files=files)
+    try:
+        files = {name: File(one["bytes"], one["digest"]) for name, one in said.pop("files").items()}
+        return Manifest(**said, files=files)
+    except (KeyError, TypeError, AttributeError):
+        return None
 
 
 def commit(

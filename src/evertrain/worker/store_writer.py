@@ -11,8 +11,6 @@ own always writes it, because the others that it sees never change that. Who see
     key                 a tensor, in chunks where ranks have different parts of it (DTensor)
     key@rank3           rank 3's own version of it, where ranks that should have the same have not
     entry@rank3.pickle  what is no tensor in an entry of rank 3's state, and the names of the tensors that belong in it
-
-Runs as a program of its own: `python -I store_writer.py SPEC`.
 """
 
 from __future__ import annotations
@@ -26,9 +24,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-if __name__ == "__main__":  # started by file, by an interpreter that need not know the package
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import torch
 from torch import Tensor
@@ -401,25 +396,22 @@ def _count(shape: Sequence[int]) -> int:
 # -- the program -----------------------------------------------------------------------------------------------------
 
 
-def main(spec: Mapping[str, Any]) -> None:
-    """What an agent orders: to write the files of its node's ranks, or to finish."""
+def program() -> None:
+    """What an agent starts: the order is in the file that is the only argument."""
     from evertrain.worker import disguise
 
-    disguise.die_with_parent(spec["parent"])
+    with open(sys.argv[1], encoding="utf-8") as file:
+        order = json.load(file)
+    disguise.die_with_parent(order["parent"])
     disguise.name_process("evertrain-upload")
+    os.nice(10)
     torch.set_num_threads(1)
-    folder = Folder(spec["folder"])
-    if spec["paths"]:
-        states = [read_slot(path) for path in spec["paths"]]
-        write(folder, spec["upload"], states, writers=spec["writers"], wait_s=spec["wait_s"])
-    if spec["finish"]:
-        finish(folder, spec["upload"], spec["world_size"])
-
-
-if __name__ == "__main__":
-    with open(sys.argv[1], encoding="utf-8") as order:
-        asked = json.load(order)
     try:
-        main(asked)
+        folder = Folder(order["folder"])
+        if order["paths"]:
+            states = [read_slot(path) for path in order["paths"]]
+            write(folder, order["upload"], states, writers=order["writers"], wait_s=order["wait_s"])
+        if order["finish"]:
+            finish(folder, order["upload"], order["world_size"])
     except StoreError as error:
         sys.exit(str(error))

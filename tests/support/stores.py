@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 from evertrain.checkpoint.slots import SlotInfo
-from evertrain.worker import store_files
+from evertrain.worker import store_files, store_writer
 from evertrain.worker.store_files import Folder, Manifest
 
 
-def upload(
-    root: str, copies: Sequence[SlotInfo], *, nodes: int = 1, name: str = "u1", life: float = 1.0, work: Path
-) -> Folder:
-    """Bring one save to the store with a writer process for each node; the ranks are dealt out to the nodes."""
-    (save,) = {(copy.attempt, copy.step, copy.world_size) for copy in copies}
-    attempt, step, world_size = save
+def upload(root: str, copies: Sequence[SlotInfo], *, nodes: int = 1, life: float = 1.0) -> Folder:
+    """Bring one save to the store as so many nodes and the controller do; the ranks are dealt out to the nodes."""
+    ((attempt, step, world_size),) = {(copy.attempt, copy.step, copy.world_size) for copy in copies}
     folder = store_files.step_folder(Folder(root), attempt, step)
     ordered = sorted(copies, key=lambda copy: copy.rank)
     each = -(-len(ordered) // nodes)
-    orders = [
-        {"paths": [copy.path for copy in ordered[begin : begin + each]], "writers": nodes, "finish": False}
-        for begin in range(0, len(ordered), each)
-    ]
-    _run([{**order, "folder": folder.url, "upload": name, "world_size": world_size} for order in orders], work)
-    last = {"paths": [], "writers": nodes, "finish": True}
-    _run([{**last, "folder": folder.url, "upload": name, "world_size": world_size}], work)
+    with ThreadPoolExecutor(nodes) as pool:
+        writing = [
+            pool.submit(_write, folder, ordered[begin : begin + each], nodes) for begin in range(0, len(ordered), each)
+        ]
+        for one in writing:
+            one.result()
+    store_writer.finish(folder, "u", world_size)
     manifest = Manifest("job", attempt, step, world_size, store_files.now(), life, {})
     assert store_files.commit(Folder(root), manifest, keep=3, alone=True)[1] == []
     return folder
 
 
-def _run(orders: Sequence[dict[str, object]], work: Path) -> None:
-    running = []
-    for number, order in enumerate(orders):
-        spec = work / f"upload-{number}.json"
-        spec.write_text(json.dumps({**order, "parent": os.getpid(), "wait_s": 20.0}))
-        program = "from evertrain.worker.store_writer import program; program()"
-        command = [sys.executable, "-c", program, str(spec)]
-        running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-    for process in running:
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 0, said
+def _write(folder: Folder, copies: Sequence[SlotInfo], writers: int) -> None:
+    states = [store_writer.read_slot(copy.path) for copy in copies]
+    store_writer.write(folder, "u", states, writers=writers, wait_s=20.0)
 
 
 @contextmanager
@@ -69,7 +56,9 @@ def s3() -> Iterator[dict[str, str]]:
         try:
             import fsspec
 
-            fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
+            # servers of one process share what they hold
+            urllib.request.urlopen(f"{environment['AWS_ENDPOINT_URL']}/moto-api/reset", data=b"").close()
+            fsspec.filesystem("s3", endpoint_url=environment["AWS_ENDPOINT_URL"]).mkdir("bucket")
             yield environment
         finally:
             for name, value in before.items():

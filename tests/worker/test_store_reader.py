@@ -73,10 +73,10 @@ def go(kind, steps, width=20, join_first=True, **store):
 """
 
 
-def saved(gang: Gang, tmp_path: Path, script: str, *, world: int, step: int, nodes: int = 2) -> Folder:
-    """Run the script, and bring the step of its last attempt to the store."""
+def saved(gang: Gang, tmp_path: Path, *, world: int, step: int, nodes: int = 2) -> Folder:
+    """Bring a step that these many ranks have saved to the store."""
     copies = [copy for copy in slots.list(gang.slots_dir) if copy.step == step and copy.world_size == world]
-    return stores.upload(f"{tmp_path}/store/test", copies, nodes=nodes, work=tmp_path)
+    return stores.upload(f"{tmp_path}/store/test", copies, nodes=nodes)
 
 
 def from_store(folder: Folder) -> dict[str, object]:
@@ -88,7 +88,7 @@ def test_as_many_ranks_go_on_with_the_same_bits(gang: Gang, tmp_path: Path, kind
     store = f"store={str(tmp_path / 'store')!r}"
     wanted = gang.run(TRAIN + f"go({kind!r}, 6, {store})", world=4)
     assert [one.status for one in wanted] == [0] * 4, wanted[0].err
-    folder = saved(gang, tmp_path, TRAIN, world=4, step=4)
+    folder = saved(gang, tmp_path, world=4, step=4)
     again = gang.run(TRAIN + f"go({kind!r}, 6, {store})", world=4, attempt=2, resume=4, told=from_store(folder))
     assert [one.status for one in again] == [0] * 4, again[0].err
     assert [one.said["start"] for one in again] == [4] * 4
@@ -103,7 +103,7 @@ def test_as_many_ranks_go_on_with_the_same_bits(gang: Gang, tmp_path: Path, kind
 def test_another_number_of_ranks_and_back(gang: Gang, tmp_path: Path, kind: str) -> None:
     store = f"store={str(tmp_path / 'store')!r}"
     first = gang.run(TRAIN + f"go({kind!r}, 3, {store})", world=4)
-    folder = saved(gang, tmp_path, TRAIN, world=4, step=3)
+    folder = saved(gang, tmp_path, world=4, step=3)
     # two ranks: each tensor as a whole is what it was; nothing is trained, only saved again
     half = TRAIN + f"go({kind!r}, 3, {store})"
     two = gang.run(half, world=2, attempt=2, resume=3, told=from_store(folder))
@@ -115,7 +115,7 @@ def test_another_number_of_ranks_and_back(gang: Gang, tmp_path: Path, kind: str)
     assert "step 3 was saved by 4 ranks, now there are 2" in two[0].err and "saved by" not in two[1].err
 
     trained = gang.run(TRAIN + f"go({kind!r}, 5, {store})", world=2, attempt=3, resume=3, told=from_store(folder))
-    folder = saved(gang, tmp_path, TRAIN, world=2, step=5)
+    folder = saved(gang, tmp_path, world=2, step=5)
     four = gang.run(TRAIN + f"go({kind!r}, 5, {store})", world=4, attempt=4, resume=5, told=from_store(folder))
     assert [one.status for one in four] == [0] * 4, four[0].err
     assert all(one.said["loaded"] == trained[0].said["now"] for one in four)
@@ -127,12 +127,12 @@ def test_another_number_of_ranks_and_back(gang: Gang, tmp_path: Path, kind: str)
 def test_from_shards_to_one_process_and_back(gang: Gang, tmp_path: Path) -> None:
     store = f"store={str(tmp_path / 'store')!r}"
     first = gang.run(TRAIN + f"go('fsdp', 3, {store})", world=4)
-    folder = saved(gang, tmp_path, TRAIN, world=4, step=3)
+    folder = saved(gang, tmp_path, world=4, step=3)
     plain = TRAIN + f"go('plain', 4, join_first=False, {store})"
     (one,) = gang.run(plain, world=1, attempt=2, resume=3, told=from_store(folder))
     assert one.status == 0, one.err
     assert one.said["loaded"] == first[0].said["now"]
-    folder = saved(gang, tmp_path, TRAIN, world=1, step=4, nodes=1)
+    folder = saved(gang, tmp_path, world=1, step=4, nodes=1)
     shards = gang.run(TRAIN + f"go('fsdp', 4, {store})", world=4, attempt=3, resume=4, told=from_store(folder))
     assert [one.status for one in shards] == [0] * 4, shards[0].err
     assert all(rank.said["loaded"] == one.said["now"] for rank in shards)
@@ -141,7 +141,7 @@ def test_from_shards_to_one_process_and_back(gang: Gang, tmp_path: Path) -> None
 def test_a_changed_model_is_named_with_both_shapes(gang: Gang, tmp_path: Path) -> None:
     store = f"store={str(tmp_path / 'store')!r}"
     gang.run(TRAIN + f"go('ddp', 2, {store})", world=2)
-    folder = saved(gang, tmp_path, TRAIN, world=2, step=2)
+    folder = saved(gang, tmp_path, world=2, step=2)
     script = TRAIN + f"go('ddp', 3, width=24, {store})"
     other = gang.run(script, world=3, attempt=2, resume=2, told=from_store(folder))
     assert "model.module.0.weight has the shape (24, 10) and had (20, 10) when it was saved" in other[0].err
@@ -152,7 +152,7 @@ def test_a_changed_model_is_named_with_both_shapes(gang: Gang, tmp_path: Path) -
 def test_damage_is_found_and_named(gang: Gang, tmp_path: Path) -> None:
     store = f"store={str(tmp_path / 'store')!r}"
     gang.run(TRAIN + f"go('ddp', 2, {store})", world=2)
-    folder = saved(gang, tmp_path, TRAIN, world=2, step=2)
+    folder = saved(gang, tmp_path, world=2, step=2)
     script = TRAIN + f"go('ddp', 2, {store})"
     victim = max(Path(folder.url).glob("*.distcp"), key=lambda path: path.stat().st_size)
     whole = victim.read_bytes()
@@ -176,7 +176,7 @@ def test_where_nobody_knows_of_a_step_the_store_may(gang: Gang, tmp_path: Path) 
     store = f"store={str(tmp_path / 'store')!r}"
     script = TRAIN + f"go('ddp', 2, {store})"
     gang.run(script, world=2)
-    saved(gang, tmp_path, TRAIN, world=2, step=2)
+    saved(gang, tmp_path, world=2, step=2)
     found = gang.run(script, world=2, told={"store_since": 0.0})
     assert [one.said["start"] for one in found] == [2, 2], found[0].err
     assert f"going on from step 2, the newest one in {tmp_path}/store/test/attempt-1/step-2" in found[0].err

@@ -335,9 +335,11 @@ def _open(url: str) -> tuple[Any, str]:
     import fsspec.core  # type: ignore[import-untyped]
 
     protocol = url.partition("://")[0] if "://" in url else "file"
-    options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("s3", "s3a"):
-        # an endpoint that does not answer is to be noticed while the answer still matters
+        if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+            options["endpoint_url"] = endpoint  # named here, so that a client is not used again for another one
+        # one that does not answer is to be noticed while the answer still matters
         options["config_kwargs"] = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
     fs, path = fsspec.core.url_to_fs(url, **options)
     return fs, path

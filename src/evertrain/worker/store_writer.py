@@ -22,7 +22,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -96,14 +96,7 @@ def write(folder: Folder, upload: str, states: Sequence[RankState], *, writers: 
     others = _others(plans, name, writers, wait_s)
     done = [said for other in others if (said := plans.read_json(f"done-{other}.json")) is not None]
     written = {content for said in done for content in said["wrote"]}
-    mine = [
-        content
-        for content in has.pieces
-        if content not in written
-        and all(
-            _priority(content, name) < _priority(content, other) for other, owned in others.items() if content in owned
-        )
-    ]
+    mine = share([content for content in has.pieces if content not in written], name, others)
     wrote, files = _write_files(folder, upload, has, mine)
     said = {
         "world_size": states[0].world_size,
@@ -236,6 +229,17 @@ def _others(plans: Folder, name: str, writers: int, wait_s: float) -> dict[str, 
         if len(found) >= writers - 1 or time.monotonic() >= deadline:
             return found
         time.sleep(_LOOK_S)
+
+
+def share(contents: Iterable[str], name: str, others: Mapping[str, Container[str]]) -> list[str]:
+    """What this writer writes, by what it knows of the `others`."""
+    return [
+        content
+        for content in contents
+        if all(
+            _priority(content, name) < _priority(content, other) for other, owned in others.items() if content in owned
+        )
+    ]
 
 
 def _priority(content: str, writer: str) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from evertrain.checkpoint import slots
+from evertrain.worker import store_files
 from evertrain.worker.store_files import Folder
 from support import stores
 
@@ -104,24 +105,23 @@ def test_another_number_of_ranks_and_back(gang: Gang, tmp_path: Path, kind: str)
     store = f"store={str(tmp_path / 'store')!r}"
     first = gang.run(TRAIN + f"go({kind!r}, 3, {store})", world=4)
     folder = saved(gang, tmp_path, world=4, step=3)
-    # two ranks: each tensor as a whole is what it was; nothing is trained, only saved again
-    half = TRAIN + f"go({kind!r}, 3, {store})"
+    # two ranks go on: each tensor as a whole is what it was
+    half = TRAIN + f"go({kind!r}, 5, {store})"
     two = gang.run(half, world=2, attempt=2, resume=3, told=from_store(folder))
     assert [one.status for one in two] == [0, 0], two[0].err
     assert all(one.said["loaded"] == first[0].said["now"] for one in two)
     assert [one.said["loader"] for one in two] == [[0, 0], [1, 1]]
-    assert [one.said["draw"] for one in two] == [one.said["draw"] for one in first[:2]]
-    assert two[0].said["lr"] == first[0].said["lr"] and two[0].said["ema"] == [3.0] * 3
+    assert two[0].said["ema"] == [5.0] * 3 and two[0].said["lr"] != first[0].said["lr"]
     assert "step 3 was saved by 4 ranks, now there are 2" in two[0].err and "saved by" not in two[1].err
 
-    trained = gang.run(TRAIN + f"go({kind!r}, 5, {store})", world=2, attempt=3, resume=3, told=from_store(folder))
     folder = saved(gang, tmp_path, world=2, step=5)
-    four = gang.run(TRAIN + f"go({kind!r}, 5, {store})", world=4, attempt=4, resume=5, told=from_store(folder))
+    # and four again, which do no step
+    four = gang.run(TRAIN + f"go({kind!r}, 5, {store})", world=4, attempt=3, resume=5, told=from_store(folder))
     assert [one.status for one in four] == [0] * 4, four[0].err
-    assert all(one.said["loaded"] == trained[0].said["now"] for one in four)
+    assert all(one.said["loaded"] == two[0].said["now"] for one in four)
+    assert [one.said["draw"] for one in four] == [one.said["draw"] for one in (*two, *two)]
+    assert (four[0].said["lr"], four[0].said["ema"]) == (two[0].said["lr"], [5.0] * 3)
     assert [one.said["loader"] for one in four] == [[0, 0], [1, 1], [0, 0], [1, 1]]
-    more = gang.run(TRAIN + f"go({kind!r}, 6, {store})", world=4, attempt=5, resume=5, told=from_store(folder))
-    assert [one.status for one in more] == [0] * 4, more[0].err
 
 
 def test_from_shards_to_one_process_and_back(gang: Gang, tmp_path: Path) -> None:
@@ -185,14 +185,34 @@ def test_where_nobody_knows_of_a_step_the_store_may(gang: Gang, tmp_path: Path) 
         assert [one.said["start"] for one in anew] == [0, 0]
 
 
-def test_a_store_that_cannot_be_reached_is_no_reason_to_begin_anew(gang: Gang, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    script = TRAIN + f"go('ddp', 2, store={str(tmp_path / 'file')!r})"
-    unreachable = "s3://bucket/x"
-    script = TRAIN + f"go('ddp', 2, store={unreachable!r})"
+def test_a_store_that_cannot_be_reached_is_no_reason_to_begin_anew(gang: Gang) -> None:
+    script = "evertrain.Checkpointer({'x': torch.zeros(2)}, store='s3://bucket/x').load()"
     environment = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-    results = gang.run(script, world=2, told={"store_since": 0.0}, env=environment)
-    assert all(
-        "CheckpointError: whether there is a step to go on from cannot be said: store s3://bucket/x/test" in one.err
-        for one in results
-    ), results[0].err
+    (result,) = gang.run(script, world=1, told={"store_since": 0.0}, env=environment)
+    why = "CheckpointError: whether there is a step to go on from cannot be said: store s3://bucket/x/test: cannot list it"
+    assert result.status == 1 and why in result.err
+
+
+def test_outside_a_job_behind_s3_with_other_ranks(gang: Gang) -> None:
+    with stores.s3() as environment:
+        script = TRAIN + "go('ddp', 4, store='s3://bucket/a/b', store_every_steps=2)"
+        two = gang.run(script, world=2, inside=False, env=environment)
+        assert [one.status for one in two] == [0, 0], two[0].err
+        root = Folder("s3://bucket/a/b")
+        assert [one.step for one in store_files.committed(root)] == [2, 4]
+        (one,) = gang.run(script, world=1, inside=False, env=environment)
+        assert one.status == 0, one.err
+        assert one.said["start"] == 4 and one.said["loaded"] == two[0].said["now"]
+        # the newest one that is whole, when somebody has taken away the newest
+        root.at("attempt-1", "step-4").remove("manifest.json")
+        again = gang.run(script, world=2, inside=False, env=environment)
+        assert [one.said["start"] for one in again] == [2, 2], again[0].err
+        assert [one.said["now"] for one in again] == [one.said["now"] for one in two]
+        assert [(one.attempt, one.step) for one in store_files.committed(root)] == [(1, 2), (2, 4)]
+
+
+def test_a_save_that_the_store_refuses_is_said_and_never_ends_training(gang: Gang) -> None:
+    script = "c = evertrain.Checkpointer({'x': torch.zeros(2)}, store='/sys/nowhere')\nc.save(1); c.save(2); say('on')"
+    (result,) = gang.run(script, world=1, inside=False)
+    assert result.said == "on" and result.status == 0
+    assert "evertrain: rank 0 could not save step 1: store /sys/nowhere" in result.err

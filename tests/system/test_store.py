@@ -6,6 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from conftest import StartJob
 
 SCRIPT = """
@@ -50,21 +52,29 @@ def steps_in(store: Path) -> list[int]:
     return sorted(json.loads(file.read_bytes())["step"] for file in store.glob("*/*/*/manifest.json"))
 
 
-def test_goes_on_from_the_store_with_other_ranks(start_job: StartJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "left", ["nothing", pytest.param("the log, and copies of other ranks", marks=pytest.mark.matrix)]
+)
+def test_goes_on_from_the_store_with_other_ranks(start_job: StartJob, tmp_path: Path, left: str) -> None:
     (tmp_path / "t.py").write_text(SCRIPT)
-    first = start_job("t.py", nproc=2, job="stored")
+    first = start_job("t.py", nproc=1, job="stored", flags=["--local-nodes", "2"])
     store = tmp_path / "store"
     first.wait_until(lambda _: steps_in(store), "a step is in the store", within_s=60)
     first.interrupt()
     first.wait()
     assert "store" not in first.status()["message"]
     newest = steps_in(store)[-1]
-    shutil.rmtree(first.job_dir)
+    if left == "nothing":
+        shutil.rmtree(first.job_dir)
 
     (tmp_path / "over").touch()
     again = start_job("t.py", nproc=3, job="stored")
     assert again.wait() == 0
-    assert f"going on from step {newest}, the newest one in {store}/stored/attempt-1/step-{newest}" in again.story()
+    folder = f"{store}/stored/attempt-1/step-{newest}"
+    if left == "nothing":
+        assert f"going on from step {newest}, the newest one in {folder}" in again.story()
+    else:
+        assert again.status()["resume"] == newest
     wanted = (tmp_path / f"step-{newest}-r0.json").read_text()
     for rank in range(3):
         found = json.loads((tmp_path / f"start-{newest}-r{rank}.json").read_bytes())

@@ -27,12 +27,15 @@ from .gang import Gang
 TRAIN = """
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
 join()
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(10, 30), torch.nn.Linear(30, 7))
-wrapped = model if KIND == "fsdp" else DDP(model)
-if KIND == "fsdp":
-    for layer in (*model, model): fully_shard(layer)
+wrapped = DDP(model) if KIND == "ddp" else model
+if KIND != "ddp":
+    sizes = (2, 2) if KIND == "hsdp" else (4,)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard")[-len(sizes):])
+    for layer in (*model, model): fully_shard(layer, mesh=mesh)
 optimizer = torch.optim.AdamW(wrapped.parameters(), 1e-2)
 own = torch.full((3,), float(RANK))
 wrapped(torch.randn(16, 10)).pow(2).mean().backward()
@@ -48,7 +51,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "hsdp"])
 def test_pytorch_reads_it_without_us(gang: Gang, tmp_path: Path, kind: str) -> None:
     results = gang.run(f"KIND = {kind!r}\n{TRAIN}", world=4)
     assert results[0].status == 0, results[0].err

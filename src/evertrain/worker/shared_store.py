@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evertrain.worker import directory, session, slots, snapshot, store_files
+from evertrain.worker import directory, session, slots, snapshot, store_division, store_files
 from evertrain.worker.snapshot import Snapshot
 from evertrain.worker.store_files import Folder, Manifest, StoreError
 from evertrain.worker.store_reader import StoredStep
@@ -92,7 +92,7 @@ class SharedStore:
                 file=sys.stderr,
                 flush=True,
             )
-        return step.spread(live, self._rank, aside=aside)
+        return store_division.spread(step, live, self._rank, aside=aside)
 
     # -- writing, outside `evertrain run` ------------------------------------------------------------------------------
 

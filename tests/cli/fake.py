@@ -52,7 +52,7 @@ def drive(words: list[str]) -> int:
 
 def live(spec: dict[str, Any], run_dir: Path) -> int:
     """Until the job is over. FAKE_ORPHAN: with a child that outlives a keeper that is killed."""
-    name = f"{'keeper' if 'python' in spec else 'agent'}-{spec['node']}"
+    name = f"{'keeper' if 'local_world_size' in spec else 'agent'}-{spec['node']}"
     with (run_dir / "lives.txt").open("a") as out:
         out.write(f"{name} {os.getpid()} {'EVERTRAIN_TOKEN' in os.environ}\n")
     if os.environ.get("FAKE_ORPHAN") and name.startswith("keeper"):

@@ -59,9 +59,13 @@ class Gang:
         faults: Sequence[str] = (),
         inside: bool = True,
         env: dict[str, str] | None = None,
+        told: dict[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> list[Result]:
-        """Run the script's source on `world` ranks and wait for all; hung ones are killed and fail the test."""
+        """Run the script's source on `world` ranks and wait for all; hung ones are killed and fail the test.
+
+        `told` is what the session is told beside the rest.
+        """
         self._runs += 1
         work = self.folder / f"run-{self._runs}"
         work.mkdir(parents=True)
@@ -77,6 +81,7 @@ class Gang:
                     "local_rank": rank, "world_size": world, "page": str(path), "slots_dir": str(self.slots_dir),
                     "disk_dir": str(self.disk_dir), "resume": resume, "resume_tier": tier, "reached": reached,
                     "restart": attempt > 1, "faults": list(faults), "fired_dir": str(self.folder / "fired"),
+                    **(told or {}),
                 }  # fmt: skip
             ranks.append(
                 {

@@ -21,6 +21,7 @@ from evertrain.agent.controller_link import ControllerLink
 from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.node import NodeView
 from evertrain.agent.safekeeping import Safekeeping
+from evertrain.agent.uploads import Uploads
 from evertrain.checkpoint import disk
 from evertrain.model.clocks import shifted
 from evertrain.model.report import Desired, DesiredAttempt, Report
@@ -47,6 +48,7 @@ class Agent:
             on_copies=self._view.reread_copies,
             is_quiet=lambda rank: not self._view.is_communicating(rank),
         )
+        self._uploads = Uploads(spec, self._wake_up)
         self._order: Desired | None = None
         self._changed = False
         self._look_again = asyncio.Event()
@@ -85,7 +87,12 @@ class Agent:
             term=self._controller.term,
             time=self._zero + time.monotonic(),
             report=shifted(
-                replace(self._view.report(self._keeper.state, self._order), **self._safekeeping.report()), self._zero
+                replace(
+                    self._view.report(self._keeper.state, self._order),
+                    **self._safekeeping.report(),
+                    upload=self._uploads.report,
+                ),
+                self._zero,
             ),
         )
 
@@ -124,11 +131,13 @@ class Agent:
         if order is None:
             return
         if order.shutdown:
+            self._uploads.obey(None, ())
             self._leave(departure.by_order(order, self._spec, self._keeper, self._view.slots_dir))
             return
         self._safekeeping.obey(order)
         if order.flush_step is not None and order.flush_step != self._view.flushed_step and self._flush is None:
             self._flush = asyncio.create_task(self._flush_to_disk(order, order.flush_step))
+        self._uploads.obey(order.upload, order.ranks)
         if state is None:
             return
         try:
@@ -196,6 +205,8 @@ class Agent:
                     "disk_dir": spec.disk_dir,
                     "resume": go.resume,
                     "resume_tier": order.resume_tier,
+                    "resume_folder": go.resume_folder,
+                    "store_since": go.store_since,
                     "reached": go.reached,
                     "restart": go.restart_count > 0 or go.resume is not None,
                     "faults": list(go.faults),

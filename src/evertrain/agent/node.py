@@ -9,7 +9,7 @@ from typing import Any
 
 from evertrain.agent import failures, losses
 from evertrain.agent.watch import Watch
-from evertrain.checkpoint import disk, slots
+from evertrain.checkpoint import disk, slots, store
 from evertrain.model.activity import RankActivity
 from evertrain.model.report import (
     AttemptReport,
@@ -22,6 +22,7 @@ from evertrain.model.report import (
     PageReport,
     RankReport,
     Starter,
+    StoreSettings,
 )
 from evertrain.model.spec import AgentSpec
 from evertrain.observe import pages
@@ -53,6 +54,7 @@ class NodeView:
         self._copies: tuple[Copy, ...] = ()
         self._copies_after = -1
         self._next_copies = 0.0
+        self._store: StoreSettings | None = None
         self._copies_look = 0
         self._comparisons: dict[int, Comparison] = {}
         self.flushed_step: int | None = None
@@ -109,6 +111,7 @@ class NodeView:
             env_changed=self.env_changed,
             owner_gone=state["owner_gone"],
             memory_is_tight=self._memory_is_tight(),
+            store=self._store,
         )
 
     def page_path(self, attempt: int, rank: int) -> Path:
@@ -237,6 +240,10 @@ class NodeView:
 
     def _listed(self, order: Desired) -> tuple[Copy, ...]:
         kept = (*slots.list(self.slots_dir), *disk.list(self._spec.disk_dir))
+        newest = max((slot for slot in kept if slot.rank in order.ranks), key=lambda slot: slot.time, default=None)
+        if newest is not None:
+            # it may be overwritten just now
+            self._store = store.settings_in(newest.path) or self._store
         return tuple(
             Copy(rank=slot.rank, step=slot.step, attempt=slot.attempt, world_size=slot.world_size, tier=slot.tier)
             for slot in kept

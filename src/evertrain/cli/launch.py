@@ -165,6 +165,7 @@ def agent(
         lost_s=plan.config.machines.lost_s if here.member else None,
         owner_fd=owner,
         grace_s=plan.config.grace_s,
+        python=plan.python,
     )
     file = here.node_dir(node) / "agent.json"
     return Role(

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from evertrain.checkpoint import placement
 from evertrain.controller import views
+from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
 from evertrain.decide import joining, planned, rounds, starting
 from evertrain.decide.conduct import decide, steps
@@ -58,6 +59,7 @@ class Conductor:
         self._heard: dict[str, float] = {}
         self._inbox: list[AnyRecord] = []
         self._applicants: list[tuple[joining.Wish, asyncio.Future[NodeJoined | joining.Refusal]]] = []
+        self._shared = SharedStore(spec, self._wake_up)
         self._looks: list[str] = []
         """Restarts for which the agents were asked what copies they hold; so many looks have been asked for."""
         self._rounds = Rounds()
@@ -79,7 +81,7 @@ class Conductor:
 
     @property
     def picture(self) -> Picture:
-        return Picture(self._nodes)
+        return Picture(self._nodes, self._shared.stored, self._shared.problems)
 
     def connect(self, node: str, send: Send) -> None:
         """An agent has a connection now; the newest one wins."""
@@ -198,6 +200,8 @@ class Conductor:
             await self._commit(asked)
         # not before: who asks for the same thing meanwhile must find it here
         del self._inbox[: len(asked)]
+        if records := self._shared.look(self._state, self.picture, self.now()):
+            await self._commit(records)
         while records := decide(self._state, self.picture, self._spec.config, self.now()):
             await self._commit(records)
 
@@ -244,10 +248,13 @@ class Conductor:
                 backup_round=rounds.order(self._rounds, node, self._spec.config.checkpoint),
                 fetches=fetches.get(node, ()),
             )
-            order = replace(order, copies_look=len(self._looks))
+            order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
             if self._sent.get(node) != order:
                 self._sent[node] = order
                 send(order)
+
+    def _wake_up(self) -> None:
+        self._wake.set()
 
     def status(self) -> dict[str, Any]:
         return views.status(self._state, self.picture, job=self._spec.job, now=self.now())
@@ -255,7 +262,7 @@ class Conductor:
 
 _MATTERING = (
     "attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "comparisons",
-    "transfer_port", "failed_fetches",
+    "transfer_port", "failed_fetches", "upload",
 )  # fmt: skip
 _OF_ROUNDS = ("pinned", "backups", "disk_tried", "refused")
 

@@ -252,6 +252,8 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
         return f"no checkpoint that all ranks have; started again from nothing after step {attempt.started.reached}"
     if state.suspicion is not None:
         return "no step for a while: " + "; ".join(state.suspicion.evidence)
+    if picture.problems:
+        return picture.problems[-1]
     for node in sorted(picture.nodes):
         report = picture.nodes[node].report
         if problems := (*report.problems, *report.copy_problems):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evertrain.decide import planned
+from evertrain.decide import planned, storing
 from evertrain.decide.closing import at_rest, flush_step
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
@@ -113,5 +113,7 @@ def _current(state: JobState, attempt: Attempt, spec: ControllerSpec, node: str)
             for local, rank in enumerate(ranks)
         ),
         args=planned.args(state, attempt.number),
+        resume_folder=started.folder,
+        store_since=None if started.resume is not None else storing.since(state),
     )
     return DesiredAttempt(attempt=attempt.number, phase="go", ranks=ranks, store=store, go=go)

@@ -13,6 +13,17 @@ from evertrain.model.activity import RankActivity
 from evertrain.model.report import AttemptReport, NodeReport, PageReport
 
 
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that the shared store has."""
+
+    folder: str
+    attempt: int
+    step: int
+    world_size: int
+    life: float
+    """When the life of the job began that stored it."""
+
+
 class NodePicture(msgspec.Struct, frozen=True):
     report: NodeReport
     connected: bool
@@ -22,6 +33,10 @@ class NodePicture(msgspec.Struct, frozen=True):
 
 class Picture(msgspec.Struct, frozen=True):
     nodes: dict[str, NodePicture] = {}
+    stored: tuple[Stored, ...] | None = None
+    """What lies in the shared store, oldest first; None: nobody has looked yet."""
+    problems: tuple[str, ...] = ()
+    """The controller's own, one line each."""
 
     def report(self, node: str) -> NodeReport | None:
         seen = self.nodes.get(node)

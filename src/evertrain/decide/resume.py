@@ -19,7 +19,7 @@ from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.report import Copy, NodeReport, Save
 
-Tier = Literal["memory", "disk"]
+Tier = Literal["memory", "disk", "store"]
 Holders = Mapping[int, tuple[str, ...]]
 """By rank: the nodes that have its state, each the whole of it or a piece."""
 
@@ -212,7 +212,8 @@ def _spent(state: JobState) -> frozenset[tuple[Save, int, Tier]]:
     for attempt in state.attempts:
         started = attempt.started
         if started.resume is not None and started.resume_attempt is not None and _went_wrong_soon(attempt):
-            for rank, tier in started.tiers.items():
+            # `decide.storing` counts for the store itself
+            for rank, tier in started.tiers.items() if not started.folder else ():
                 tried[(started.resume_attempt, started.resume), rank, tier] += 1
     return frozenset(copy for copy, often in tried.items() if often >= TRIES)
 

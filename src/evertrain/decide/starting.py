@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evertrain.decide import closing, planned, resume
+from evertrain.decide import closing, planned, resume, storing
 from evertrain.decide.picture import Picture
 from evertrain.decide.resume import Resume
 from evertrain.decide.state import JobState
@@ -28,7 +28,13 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
     report = picture.report(nodes[0])
     assert first is not None and first.store_port is not None and report is not None
     chosen = _chosen(state, picture)
-    if chosen is not None and chosen.fetches:
+    if storing.must_look(state, picture, chosen, now, config.checkpoint):
+        return []
+    stored = storing.newer_than(chosen, state, picture, planned.latest_step(state))
+    if stored is not None:
+        from_store: dict[int, resume.Tier] = dict.fromkeys(state.placement(), "store")
+        chosen = Resume(stored.step, from_store, stored.attempt)
+    elif chosen is not None and chosen.fetches:
         return []  # the nodes that need it are bringing it
     asked = planned.pending(state)
     started = r.AttemptStarted(
@@ -44,6 +50,7 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
         passed_over=_passed_over(state, picture, chosen),
         tiers=chosen.tiers if chosen else {},
         reached=state.best_step,
+        folder=stored.folder if stored is not None else "",
         restart=asked.asked.restart if asked is not None else None,
     )
     return [started]

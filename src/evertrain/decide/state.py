@@ -95,9 +95,15 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     restarts: tuple[Restart, ...] = ()
     """Of this run, oldest first."""
     flushed: r.Flushed | None = None
+    stored: tuple[r.StoreCommitted, ...] = ()
+    """Of this life, oldest first."""
     ended: r.JobEnded | None = None
     first_attempt: int = 1
     """The first of this life of the job; checkpoints of earlier attempts are void."""
+    life: float = 0.0
+    """When this life of the job began."""
+    is_anew: bool = False
+    """Earlier lives are void, those of other event logs as well."""
     next_attempt: int = 1
     best_step: int | None = None
     """Highest absolute step any rank reached in an attempt that is over."""
@@ -234,6 +240,8 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             )
         case r.Flushed():
             return replace(state, flushed=record)
+        case r.StoreCommitted():
+            return replace(state, stored=(*state.stored, record))
         case r.JobEnded():
             return replace(state, ended=record)
 
@@ -266,8 +274,18 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         flushed=None,
         ended=None,
     )
+    if state.run is None:
+        again = replace(again, life=record.time)
     if record.fresh:
-        return replace(again, first_attempt=state.next_attempt, best_step=None, lineage=())
+        return replace(
+            again,
+            first_attempt=state.next_attempt,
+            best_step=None,
+            lineage=(),
+            stored=(),
+            life=record.time,
+            is_anew=True,
+        )
     # an attempt that a killed run left open had reached what its last mark says
     for attempt in state.attempts:
         if attempt.progress is not None and attempt.ended is None:

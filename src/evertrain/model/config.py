@@ -83,6 +83,16 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """So long may it take a node to get a rank's state from others before an older step is taken."""
     failed_saves_limit: int = 10
     """So many saves of a rank may fail in a row before that is an incident; training goes on."""
+    store_keep: int = 3
+    """So many of the newest steps stay in the shared store,"""
+    store_one_a_day: bool = True
+    """... and the first one of each day (UTC)."""
+    store_retry_s: float = 30.0
+    """After an upload that failed; doubled each time, up to half an hour."""
+    store_limit_s: float = 3600.0
+    """So long may an upload take before it is given up."""
+    store_look_s: float = 60.0
+    """So long is the store waited for at the start of a run; after that the event log alone says what it holds."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

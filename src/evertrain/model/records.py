@@ -79,7 +79,7 @@ class AttemptStarted(Record, frozen=True, kw_only=True):
     master_addr: str
     master_port: int
     resume: int | None
-    tiers: dict[int, Literal["memory", "disk"]]
+    tiers: dict[int, Literal["memory", "disk", "store"]]
     reached: int | None
     """The highest step any rank of any earlier attempt had done."""
     restart: str | None = None
@@ -88,6 +88,8 @@ class AttemptStarted(Record, frozen=True, kw_only=True):
     """The attempt that saved what this one goes on from."""
     passed_over: tuple[str, ...] = ()
     """Why it does not go on from a later step, one line each."""
+    folder: str = ""
+    """Of the step in the store that it resumes."""
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,6 +282,22 @@ class Flushed(Record, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
+class StoreCommitted(Record, frozen=True, kw_only=True):
+    """A step has come to exist in the shared store."""
+
+    url: str
+    """Of the store, as the script gave it."""
+    folder: str
+    """Of the step."""
+    attempt: int
+    """That saved it."""
+    step: int
+    world_size: int
+    bytes: int
+    seconds: float
+    """From the order to write to the commit."""
+
+
 class JobEnded(Record, frozen=True, kw_only=True):
     state: Literal["done", "failed", "stopped"]
     exit_code: int
@@ -309,5 +327,6 @@ AnyRecord = (
     | RestartRequested
     | RestartVerified
     | Flushed
+    | StoreCommitted
     | JobEnded
 )

@@ -227,6 +227,40 @@ class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
     """At which this node gives out what others pull."""
 
 
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the script wants of the shared store; it stands in the directory of each of its checkpoints."""
+
+    url: str
+    every_s: float = 1800.0
+    every_steps: int | None = None
+    """In place of `every_s`."""
+
+
+class UploadOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's part in bringing a step from the nodes' disks to the store."""
+
+    name: str
+    """No other upload's."""
+    attempt: int
+    step: int
+    folder: str
+    """Of the step in the store."""
+    world_size: int
+    writers: int
+    """So many nodes write."""
+    finish: bool = False
+    """All have written; this node is to say what lies where."""
+
+
+class UploadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What has come of it on one node."""
+
+    name: str
+    state: Literal["running", "written", "finished", "failed"]
+    because: str = ""
+    """Why it failed."""
+
+
 class Compare(msgspec.Struct, frozen=True, kw_only=True):
     """Two attempts that did the same steps; what losses did the ranks report in each?"""
 
@@ -313,6 +347,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """This node cannot do its part for this save: there is no room, or its copies are gone."""
     copy_problems: tuple[str, ...] = ()
     """What is wrong with copies now, one line each: damaged ones, no room, peers that do not answer."""
+    store: StoreSettings | None = None
+    upload: UploadReport | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -331,7 +367,7 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     local_rank: int
-    resume_tier: Literal["memory", "disk"] | None = None
+    resume_tier: Literal["memory", "disk", "store"] | None = None
 
 
 class Go(msgspec.Struct, frozen=True, kw_only=True):
@@ -355,6 +391,10 @@ class Go(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankOrder, ...]
     args: tuple[str, ...] | None = None
     """The script's arguments; None: those of the command line."""
+    resume_folder: str = ""
+    """Of the step to resume, where it comes from the store."""
+    store_since: float | None = None
+    """Without a step to resume, one that the store has of a life of the job since then will do; None: none will."""
 
 
 class DesiredAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -401,3 +441,5 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     round: RoundOrder | None = None
     """None: it is not known yet what is needed, so nothing changes."""
     fetches: tuple[Fetch, ...] = ()
+    upload: UploadOrder | None = None
+    """None: an upload that is under way is given up."""

@@ -82,6 +82,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Without the controller and without progress for so long: end what runs here. None: it is always started again."""
     owner_fd: int | None = None
     grace_s: float = 25.0
+    python: str = "python3"
+    """The ranks' interpreter, which has torch."""
 
 
 class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,11 +18,13 @@ from torch import Tensor
 from evertrain.worker import copier, directory, restore, rng, session, snapshot
 from evertrain.worker.copier import Copier, Copy
 from evertrain.worker.faults import InjectedFault
-from evertrain.worker.folder import Folder
 from evertrain.worker.rank_slots import RankSlots, say, who
+from evertrain.worker.shared_store import SharedStore
 from evertrain.worker.slot_file import SlotDamaged
 from evertrain.worker.slots import Part
-from evertrain.worker.snapshot import TensorPlace
+from evertrain.worker.snapshot import SnapshotError, TensorPlace
+from evertrain.worker.store_files import StoreError
+from evertrain.worker.store_reader import StoredStep
 
 
 class Stateful(Protocol):
@@ -48,12 +50,23 @@ class Checkpointer:
     states of the random number generators (`random`, NumPy, torch, CUDA) are always part of it. Shards of FSDP2 and
     other DTensors stay shards: each rank saves and restores its own.
 
-    Inside `evertrain run` checkpoints live in the node's memory, and on its disk where memory is too small. Elsewhere
-    they are written to `store`, a folder that all ranks see, of which the last three are kept; without `store`
-    nothing is saved and `load` finds nothing.
+    Inside `evertrain run` checkpoints live in the node's memory, and on its disk where memory is too small. Every
+    `store_every_s` seconds, or every `store_every_steps` steps, the nodes write one to `store` as well: a folder that
+    all nodes see, or a URL that fsspec knows, in PyTorch's Distributed Checkpoint format. It is where a job goes on
+    from when all else is gone, and with another number of ranks.
+
+    Elsewhere `save` itself writes to `store` (each time, or every `store_every_steps` steps), where the last three
+    steps are kept; without `store` nothing is saved and `load` finds nothing.
     """
 
-    def __init__(self, state: Mapping[str, Tensor | Stateful], store: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        state: Mapping[str, Tensor | Stateful],
+        store: str | os.PathLike[str] | None = None,
+        *,
+        store_every_s: float = 1800.0,
+        store_every_steps: int | None = None,
+    ) -> None:
         for name, value in state.items():
             if not isinstance(value, Tensor) and not (
                 callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
@@ -69,12 +82,9 @@ class Checkpointer:
         self._beside = True
         """Whether optimizers' tensors are copied while training goes on."""
         self._slots = RankSlots(current) if current is not None else None
-        self._folder = Folder(store) if store is not None and current is None else None
-        if current is not None:
-            if current.copier is None:
-                current.copier = Copier()
-            if store is not None and current.rank == 0:
-                say(f"checkpoints go to memory and {current.disk_dir}; store={str(store)!r} is for runs without us")
+        self._store = SharedStore(store, store_every_s, store_every_steps, current) if store is not None else None
+        if current is not None and current.copier is None:
+            current.copier = Copier()
 
     def save(self, step: int) -> None:
         """Keep the state after `step` finished steps. When this returns, training may go on.
@@ -86,6 +96,10 @@ class Checkpointer:
         A step whose reported loss is not finite is not kept. A save that fails never ends training: it says so on
         stderr, older checkpoints stay, and the next save tries again.
         """
+        if self._session is None:
+            if self._store is not None:
+                self._save_outside(step, self._store)
+            return
         current = self._session
         if current is None:
             if self._folder is not None:
@@ -112,25 +126,39 @@ class Checkpointer:
         Inside `evertrain run` the controller has chosen the step, the same for all ranks: nothing is communicated
         here. Raises CheckpointError, and never silently begins anew, if the chosen step is not here and whole.
         """
-        if self._session is not None:
-            assert self._slots is not None
-            self._copier.finish()
-            resume = self._session.resume
-            if resume is not None:
-                self._restore(resume, self._session, self._slots)
-            self._slots.drop_newer_than(-1 if resume is None else resume)
-            self._session.restored(resume)
-            return resume
-        found = self._folder.newest() if self._folder is not None else None
-        if found is None:
-            return None
-        step, entries, tensors = found
+        if self._session is None:
+            stored = self._newest_in(self._store, 0.0) if self._store is not None else None
+            if stored is None:
+                return None
+            self._put_back_stored(stored)
+            return stored.manifest.step
+        self._copier.finish()
+        step = self._load(self._session)
+        assert self._slots is not None
+        self._slots.drop_newer_than(-1 if step is None else step)
+        self._session.restored(step)
+        return step
 
-        def copy_out(targets: Mapping[int, Tensor]) -> None:
-            for number, target in targets.items():
-                target.copy_(tensors[number])
-
-        self._put_back(step, entries, tensors, copy_out)
+    def _load(self, current: session.Session) -> int | None:
+        """From where the controller has said; where nobody knows of any step, as on new machines, the store may."""
+        assert self._slots is not None
+        step = current.resume
+        if step is not None and current.resume_tier == "store":
+            if self._store is None:
+                raise CheckpointError(
+                    f"{who(current)}: training should go on from step {step} in {current.resume_folder}, but the "
+                    f"Checkpointer was given no store"
+                )
+            self._put_back_stored(self._chosen_in(self._store, current.resume_folder))
+        elif step is not None:
+            self._restore(step, current, self._slots)
+        elif self._store is not None and current.store_since is not None:
+            stored = self._newest_in(self._store, current.store_since)
+            if stored is not None:
+                if current.rank == 0:
+                    say(f"going on from step {stored.manifest.step}, the newest one in {stored.folder.url}")
+                self._put_back_stored(stored)
+                step = stored.manifest.step
         return step
 
     def wait(self) -> None:
@@ -169,6 +197,55 @@ class Checkpointer:
         else:
             self._tell(f"{who(current)} could not save step {step}: {problem}; the next save tries again")
 
+    # -- the shared store ----------------------------------------------------------------------------------------------
+
+    def _save_outside(self, step: int, store: SharedStore) -> None:
+        try:
+            states = self._states()
+            store.save(step, snapshot.take(states), directory.names(states, self._state))
+            self._failures = 0
+        except Exception as error:
+            self._tell(f"rank {os.environ.get('RANK', '0')} could not save step {step}: {error}")
+
+    def _newest_in(self, store: SharedStore, since: float) -> StoredStep | None:
+        try:
+            return store.newest(since)
+        except StoreError as error:
+            raise CheckpointError(f"whether there is a step to go on from cannot be said: {error}") from error
+
+    def _chosen_in(self, store: SharedStore, folder: str) -> StoredStep:
+        try:
+            return store.chosen(folder)
+        except StoreError as error:
+            raise CheckpointError(str(error)) from error
+
+    def _put_back_stored(self, stored: StoredStep) -> None:
+        """From the store: what this rank saved, or its part of what others did."""
+        assert self._store is not None
+        step = stored.manifest.step
+        try:
+            exact = self._store.exact(stored, self._state)
+            if exact is None:
+                rng.restore(self._store.spread(stored, self._state, aside=restore.RNG))
+                return
+            entries, tensors = exact
+
+            def copy_out(targets: Mapping[int, Tensor]) -> None:
+                for number, target in targets.items():
+                    target.copy_(tensors[number])
+
+            self._put_back(step, entries, tensors, copy_out)
+        except StoreError as error:
+            raise CheckpointError(str(error)) from error
+        except (SnapshotError, RuntimeError, ValueError, KeyError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"the checkpoint of step {step} in {stored.folder.url} does not fit: {error}"
+            ) from error
+
+    # -- slots ---------------------------------------------------------------------------------------------------------
+
     def _states(self) -> dict[str, Any]:
         state = {name: snapshot.state_of(value) for name, value in self._state.items()}
         return {**state, restore.RNG: rng.capture()}
@@ -180,7 +257,8 @@ class Checkpointer:
 
         def describe(places: Sequence[TensorPlace], parts: Sequence[Part]) -> bytes:
             known = directory.names(states, self._state)
-            return directory.of_snapshot(taken, places, parts, known)
+            store = self._store.settings if self._store is not None else None
+            return directory.of_snapshot(taken, places, parts, known, store)
 
         def reach(stage: str) -> None:
             current.fire("save", step, stage)

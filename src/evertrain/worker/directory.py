@@ -30,12 +30,12 @@ from evertrain.worker.snapshot import Snapshot, TensorPlace
 def names(taken: Mapping[str, Any], live: Mapping[str, Any]) -> dict[int, str]:
     """The name of each tensor in `taken`, by its `id`: the states that the `live` objects of the same names gave."""
     found: dict[int, str] = {}
-    parameters = _parameters(live)
+    known = parameters(live)
     for entry, state in taken.items():
         optimizer = live.get(entry)
         if isinstance(optimizer, torch.optim.Optimizer) and isinstance(state, Mapping) and "state" in state:
-            state = {**state, "state": _by_parameter(state, optimizer, parameters)}
-        for path, tensor in _walk(state, entry):
+            state = {**state, "state": _by_parameter(state, optimizer, known)}
+        for path, tensor in walk(state, entry):
             found.setdefault(id(tensor), path)
     return found
 
@@ -100,7 +100,8 @@ def made_by() -> dict[str, Any]:
     }
 
 
-def _parameters(live: Mapping[str, Any]) -> dict[int, str]:
+def parameters(live: Mapping[str, Any]) -> dict[int, str]:
+    """The name of each parameter of the live modules, by its `id`."""
     return {
         id(parameter): f"{entry}.{name}"
         for entry, value in live.items()
@@ -119,12 +120,13 @@ def _by_parameter(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, kn
     return {numbered.get(number, number): value for number, value in state["state"].items()}
 
 
-def _walk(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
+def walk(value: Any, path: str, kind: type = Tensor) -> Iterator[tuple[str, Any]]:
+    """All tensors in a state, or what stands for them, with their paths."""
+    if isinstance(value, kind):
         yield path, value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _walk(inner, f"{path}.{key}")
+            yield from walk(inner, f"{path}.{key}", kind)
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            yield from _walk(inner, f"{path}.{index}")
+            yield from walk(inner, f"{path}.{index}", kind)

@@ -50,6 +50,10 @@ class Session:
         self.disk_dir: str = given["disk_dir"]
         self.resume: int | None = given["resume"]
         self.resume_tier: str | None = given.get("resume_tier")
+        self.resume_folder: str = given.get("resume_folder", "")
+        """Of the step in the store, where that is the tier."""
+        self.store_since: float | None = given.get("store_since")
+        """Without a step to resume, one that the store has of a life since then will do; None: none will."""
         self.restart: bool = given["restart"]
         self.page = PageWriter(given["page"])
         self.page.reached = -1 if given.get("reached") is None else given["reached"]

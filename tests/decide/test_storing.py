@@ -150,14 +150,12 @@ def test_a_job_that_went_back_stores_its_new_steps() -> None:
     assert begun.upload is not None and (begun.upload.attempt, begun.upload.step) == (2, 30)
 
 
-def test_a_step_that_only_memory_has_is_asked_for() -> None:
+def test_a_step_that_only_memory_has_waits_until_it_is_on_the_disks() -> None:
     seen = state(attempt(1))
-    asked = advance(Storing(), seen, picture(both(7), tier="memory"), 1100.0)
-    assert asked.upload is None and asked.flush_step == 7
-    assert advance(asked, seen, picture(both(8), tier="memory"), 1105.0).flush_step == 7, "it may be on its way"
-    assert advance(asked, seen, picture(both(9), tier="memory"), 1111.0).flush_step == 9
-    begun = advance(asked, seen, picture(both(7)), 1111.0)
-    assert begun.upload is not None and begun.flush_step is None
+    waiting = advance(Storing(), seen, picture(both(7), tier="memory"), 1100.0)
+    assert waiting.upload is None
+    begun = advance(waiting, seen, picture(both(7)), 1111.0)
+    assert begun.upload is not None and begun.upload.step == 7
 
 
 def test_a_job_that_ends_gives_its_upload_up() -> None:
@@ -182,7 +180,7 @@ def newest(seen: JobState, stored: tuple[Stored, ...] | None, chosen: Resume | N
 
 def test_the_newest_step_wins_and_the_nearer_tier_at_equal_steps() -> None:
     seen = state(attempt(1))
-    near = Resume(20, {0: "disk", 1: "disk"})
+    near = Resume(20, {0: "disk", 1: "disk"}, 1)
     assert newest(seen, (lies(10), lies(20)), near) is None
     assert newest(seen, (lies(10), lies(30)), near) == 30
     assert newest(seen, (lies(10), lies(30, world_size=4)), None) == 30, "any number of ranks will do"
@@ -202,7 +200,7 @@ def test_earlier_lives_are_for_those_who_have_nothing_else() -> None:
     older = lies(500, 7, life=5.0)
     assert newest(seen, (older,)) == 500
     assert newest(seen, (older, lies(10))) == 10
-    assert newest(seen, (older,), Resume(3, {})) is None
+    assert newest(seen, (older,), Resume(3, {}, 1)) is None
     anew = fold([run(), run(3000.0, fresh=True), TermStarted(time=3000.0, term=2)])
     assert newest(anew, (older, lies(10))) is None
     assert storing.since(anew) == 3000.0 and storing.since(seen) == 0.0
@@ -219,7 +217,7 @@ def test_a_step_that_fails_twice_gives_way_to_an_older_one() -> None:
 
 def test_a_start_waits_for_the_look_only_where_it_could_matter() -> None:
     unseen = picture(stored=None)
-    near = Resume(20, {})
+    near = Resume(20, {}, 1)
     first = state()
     assert storing.must_look(first, unseen, None, 1001.0, CONFIG)
     assert not storing.must_look(first, unseen, near, 1001.0, CONFIG)
@@ -227,7 +225,7 @@ def test_a_start_waits_for_the_look_only_where_it_could_matter() -> None:
     assert not storing.must_look(first, picture(stored=None, wish=None), None, 1001.0, CONFIG)
     known = state(attempt(1), committed(30))
     assert storing.must_look(known, unseen, near, 1001.0, CONFIG), "the store has a newer one"
-    assert not storing.must_look(known, unseen, Resume(30, {}), 1001.0, CONFIG)
+    assert not storing.must_look(known, unseen, Resume(30, {}, 1), 1001.0, CONFIG)
     assert not storing.must_look(known, unseen, None, 1000.0 + CONFIG.store_look_s, CONFIG)
     # nobody could look: what the log says is not forgotten, so that nothing begins anew in silence
     found = storing.newer_than(None, known, unseen, None)

@@ -209,5 +209,5 @@ def test_a_slot_that_is_damaged_is_not_stored(gang: Gang, tmp_path: Path) -> Non
     raw = bytearray(Path(copy.path).read_bytes())
     raw[layout.HEADER_BYTES + 100] ^= 1
     Path(copy.path).write_bytes(raw)
-    with pytest.raises(StoreError, match="data do not match their checksums"):
+    with pytest.raises(StoreError, match="data do not match their checksum"):
         store_writer.read_slot(copy.path)

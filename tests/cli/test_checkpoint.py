@@ -44,9 +44,9 @@ def test_list(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     found = json.loads(said)
     assert [(step["step"], step["tiers"], step["missing"]) for step in found["steps"]] == [
-        (7, {"memory": [], "disk": [0, 1]}, []),
-        (8, {"memory": [], "disk": [0, 1]}, []),
-        (9, {"memory": [0], "disk": []}, [1]),
+        (7, {"memory": [], "disk": [0, 1], "peers": []}, []),
+        (8, {"memory": [], "disk": [0, 1], "peers": []}, []),
+        (9, {"memory": [0], "disk": [], "peers": []}, [1]),
     ]
     code, said = ask(job, capsys, "list")
     assert code == 0 and "2 of 2" in said and "no: ranks 1 are not here" in said
@@ -57,7 +57,7 @@ def test_verify_names_what_is_damaged(job: Path, capsys: pytest.CaptureFixture[s
     flip(job, 8, 1)
     code, said = ask(job, capsys, "verify")
     assert code == 1
-    assert "step 8, rank 1, disk: 1 of 1 chunks do not match their checksums, in model (" in said
+    assert "step 8, rank 1, tier disk: 1 of 1 chunks do not match their checksums, in model (" in said
     assert ask(job, capsys, "verify", "7") == (0, "2 copies of 1 steps are intact, 0 damaged\n")
 
 

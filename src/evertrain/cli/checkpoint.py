@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -64,11 +65,15 @@ def _parser(command: str, description: str, *, step: str = "") -> Parser:
 
 
 def _list(argv: Sequence[str]) -> int:
-    args = _parser("list", "Every step of which there are copies here, and where.").read(argv)
+    parser = _parser("list", "Every step of which there are copies here, and where.")
+    parser.add_argument("--store", metavar="URL", help="the shared store (default: the one that checkpoints here name)")
+    args = parser.read(argv)
     from evertrain.cli import copies
 
     job = look.find(args.job, args.run_dir)
-    steps = copies.of_job(job)
+    steps, trouble = copies.of_job(job, args.store)
+    if trouble:
+        print(f"evertrain: the shared store is not part of this: {trouble}", file=sys.stderr)
     if args.json:
         print(json.dumps({"job": job.job, "steps": [_listed(step) for step in steps]}))
     elif not steps:
@@ -88,6 +93,7 @@ def _listed(step: Step) -> Json:
         "time": step.time,
         "bytes": step.bytes,
         "tiers": {tier: step.ranks(tier) for tier in copies.TIERS},
+        "store": step.folder,
         "missing": step.missing,
     }
 
@@ -96,15 +102,16 @@ def _print_steps(steps: Sequence[Step]) -> None:
     from evertrain.cli import copies, tables
     from evertrain.cli.memory import in_words
 
-    table = tables.plain_table("step", "attempt", *copies.TIERS, "size", "saved", "whole")
+    table = tables.plain_table("step", "attempt", *copies.TIERS, "store", "size", "saved", "whole")
     for step in steps:
         counts = [len(step.ranks(tier)) for tier in copies.TIERS]
         table.add_row(
             str(step.step),
             str(step.attempt),
             *(f"{count} of {step.world_size}" if count else "-" for count in counts),
-            in_words(step.bytes),
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.time)),
+            "yes" if step.folder else "-",
+            in_words(step.bytes) if step.bytes else "-",
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.time)) if step.time else "-",
             "yes" if not step.missing else f"no: ranks {_few(step.missing)} are not here",
         )
     tables.console().print(table)
@@ -119,32 +126,45 @@ def _verify(argv: Sequence[str]) -> int:
     from evertrain.cli import copies
 
     job = look.find(args.job, args.run_dir)
-    steps = copies.of_job(job) if args.step is None else [copies.choose(job, args.step)]
+    steps = copies.of_job(job)[0] if args.step is None else [copies.choose(job, args.step)]
     checked: list[Json] = []
+
+    def note(step: int | None, rank: int | None, tier: str, path: str, why: str) -> None:
+        # a job that runs overwrites its oldest slot all the time
+        gone = why in ("gone", "unfinished") or "overwritten" in why
+        state = "intact" if not why else "gone" if gone else "damaged"
+        checked.append({"step": step, "rank": rank, "tier": tier, "path": path, "state": state, "why": why})
+
     for step in steps:
         for copy in step.copies:
-            why = content.check(copy.path)
-            # a job that runs overwrites its oldest slot all the time
-            state = (
-                "intact" if not why else "gone" if why in ("gone", "unfinished") or "overwritten" in why else "damaged"
-            )
-            checked.append(
-                {"step": copy.step, "rank": copy.rank, "tier": copy.tier, "path": copy.path, "state": state, "why": why}
-            )
+            note(copy.step, copy.rank, copy.tier, copy.path, content.check(copy.path))
+        if step.folder:
+            note(step.step, None, "store", step.folder, _fault_in_store(step.folder))
+    for file in copies.kept(job):
+        if file.step in {step.step for step in steps}:
+            note(file.step, None, "peers", file.path, file.fault())
     for path in copies.broken(job) if args.step is None else ():
-        checked.append(
-            {"step": None, "rank": None, "tier": "disk", "path": path, "state": "damaged", "why": content.check(path)}
-        )
+        note(None, None, "disk", path, content.check(path))
     damaged = [one for one in checked if one["state"] == "damaged"]
     if args.json:
         print(json.dumps({"job": job.job, "copies": checked}))
     else:
         for one in damaged:
-            who = f"step {one['step']}, rank {one['rank']}, {one['tier']}: " if one["step"] is not None else ""
-            print(f"{who}{one['why']} ({one['path']})")
+            known = ("step", "rank", "tier")
+            who = ", ".join(f"{name} {one[name]}" for name in known if one[name] is not None)
+            print(f"{who}: {one['why']} ({one['path']})")
         intact = sum(one["state"] == "intact" for one in checked)
         print(f"{intact} copies of {len(steps)} steps are intact, {len(damaged)} damaged")
     return 1 if damaged else 0
+
+
+def _fault_in_store(folder: str) -> str:
+    from evertrain.checkpoint import store
+
+    try:
+        return "; ".join(store.verify(folder))
+    except store.StoreError as error:
+        return str(error)
 
 
 # -- show ------------------------------------------------------------------------------------------------------------
@@ -240,10 +260,10 @@ def _export(argv: Sequence[str]) -> int:
 
     job = look.find(args.job, args.run_dir)
     step = copies.choose(job, args.step)
-    if args.rank is None and step.missing:
-        raise TroubleError(
-            f"step {step.step} is not whole here: ranks {_few(step.missing)} are missing; --rank takes one"
-        )
+    missing = [rank for rank in range(step.world_size) if rank not in step.best()]
+    if args.rank is None and missing:
+        hint = f"{step.folder} has it for torch.distributed.checkpoint" if step.folder else "--rank takes one"
+        raise TroubleError(f"step {step.step} is not whole here: ranks {_few(missing)} are missing; {hint}")
     files = _intact(step, args.rank)
     _known(step, files, args.only)
     ending = "pt" if args.format == "torch" else "safetensors"

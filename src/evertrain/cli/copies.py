@@ -1,22 +1,25 @@
 """Which copies of a job's checkpoints can be reached from here? By step, with the place of every one.
 
-Memory of this machine while the job runs, and its nodes' folders on disk: what other machines hold is theirs to list.
+Memory of this machine while the job runs, its nodes' folders on disk, and the shared store: what other machines hold is
+theirs to list.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from evertrain.checkpoint import disk, slots
+from evertrain.checkpoint import disk, heads, slots, store, sums
+from evertrain.checkpoint.backups import Shelf
 from evertrain.checkpoint.slots import SlotInfo
 from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
 from evertrain.worker import slots as layout
 
-TIERS = ("memory", "disk")
+TIERS = ("memory", "disk", "peers")
 
 
 @dataclass
@@ -26,22 +29,29 @@ class Step:
     step: int
     attempt: int
     world_size: int
-    time: float
+    time: float = 0.0
     copies: list[SlotInfo] = field(default_factory=list)
+    backups: set[int] = field(default_factory=set)
+    """Ranks of which another node on this machine keeps a backup."""
+    folder: str = ""
+    """In the shared store; empty: it is not there."""
+    stored_bytes: int = 0
 
     def ranks(self, tier: str) -> list[int]:
+        if tier == "peers":
+            return sorted(self.backups)
         return sorted({copy.rank for copy in self.copies if copy.tier == tier})
 
     @property
     def missing(self) -> list[int]:
         """Ranks of which there is no copy here."""
-        have = {copy.rank for copy in self.copies}
-        return [rank for rank in range(self.world_size) if rank not in have]
+        have = {copy.rank for copy in self.copies} | self.backups
+        return [rank for rank in range(self.world_size) if rank not in have and not self.folder]
 
     @property
     def bytes(self) -> int:
         """Of one copy of each rank."""
-        return sum({copy.rank: copy.bytes for copy in self.copies}.values())
+        return sum({copy.rank: copy.bytes for copy in self.copies}.values()) or self.stored_bytes
 
     def best(self) -> dict[int, list[SlotInfo]]:
         """Copies of each rank, those on disk first: they stay where they are."""
@@ -51,15 +61,62 @@ class Step:
         return dict(sorted(found.items()))
 
 
-def of_job(job: KnownJob) -> list[Step]:
-    """Every step of which anything is here, oldest attempt first, then by step."""
+class Kept(NamedTuple):
+    """A file that a node keeps for others."""
+
+    step: int
+    path: str
+
+    def fault(self) -> str:
+        """Why it is not intact, or nothing."""
+        file = Path(self.path)
+        try:
+            raw = file.read_bytes()
+            if file.name.startswith("head-"):
+                heads.parse(raw, "it")
+                return ""
+        except FileNotFoundError:
+            return "gone"
+        except heads.Damaged as damage:
+            return str(damage)
+        found = layout.pack_sums(sums.of_data(raw, [layout.Part("", 0, len(raw))])) if len(raw) % 4096 == 0 else b""
+        return "" if file.name == f"part-{sums.digest(found)}" else "its data do not match their checksums"
+
+
+def of_job(job: KnownJob, url: str | None = None) -> tuple[list[Step], str]:
+    """Every step of which anything is here, oldest attempt first, then by step; and why the store is not part of it."""
     found: dict[tuple[int, int], Step] = {}
     for copy in _all(job):
-        key = (copy.attempt, copy.step)
-        step = found.setdefault(key, Step(copy.step, copy.attempt, copy.world_size, copy.time))
+        step = found.setdefault(copy.save, Step(copy.step, copy.attempt, copy.world_size, copy.time))
         step.time = min(step.time, copy.time)
         step.copies.append(copy)
-    return [step for _, step in sorted(found.items())]
+    for node in _folders(job.run_folder):
+        for backup in Shelf("", "", str(node / "backups")).kept():
+            step = found.setdefault(backup.save, Step(backup.step, backup.attempt, backup.world_size))
+            step.backups.update(backup.heads)
+    trouble = ""
+    if (url := url or _store_of(found.values())) is not None:
+        try:
+            for folder, manifest in store.list(url, job.job):
+                save = (manifest.attempt, manifest.step)
+                step = found.setdefault(save, Step(manifest.step, manifest.attempt, manifest.world_size, manifest.time))
+                step.folder, step.stored_bytes = folder, manifest.bytes
+        except store.StoreError as error:
+            trouble = str(error)
+    return [step for _, step in sorted(found.items())], trouble
+
+
+def kept(job: KnownJob) -> Iterator[Kept]:
+    """Each file that nodes of this machine keep for others."""
+    for folder in sorted(job.run_folder.glob("*/backups/a*-s*")):
+        step = int(folder.name.rpartition("-s")[2])
+        yield from (Kept(step, str(file)) for file in sorted(folder.iterdir()) if file.suffix != ".partial")
+
+
+def broken(job: KnownJob) -> list[str]:
+    """Files of checkpoints on disk that are no copies: cut off, with a damaged header, or found damaged before."""
+    files = sorted(map(str, (job.run_dir / "checkpoints").glob("*/step-*/r*")))
+    return [file for file in files if (header := layout.read(file)) is None or header.state != layout.COMPLETE]
 
 
 def _all(job: KnownJob) -> Iterable[SlotInfo]:
@@ -69,14 +126,11 @@ def _all(job: KnownJob) -> Iterable[SlotInfo]:
         yield from disk.list(node)
 
 
-def broken(job: KnownJob) -> list[str]:
-    """Files of checkpoints on disk that are no copies: cut off, with a damaged header, or found damaged before."""
-    files = (job.run_dir / "checkpoints").glob("*/step-*/r*")
-    return [
-        str(file)
-        for file in sorted(files)
-        if (header := layout.read(str(file))) is None or header.state != layout.COMPLETE
-    ]
+def _store_of(steps: Iterable[Step]) -> str | None:
+    """The store that the newest checkpoint names."""
+    copies = sorted((copy for step in steps for copy in step.copies), key=lambda copy: copy.time, reverse=True)
+    found = (store.settings_in(copy.path) for copy in copies[:3])
+    return next((settings.url for settings in found if settings is not None), None)
 
 
 def _folders(parent: Path) -> list[Path]:
@@ -87,12 +141,12 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def choose(job: KnownJob, wanted: str | None) -> Step:
-    """The step of this number, of its newest attempt; by default the newest that is whole."""
-    steps = of_job(job)
+    """The step of this number, of its newest attempt; by default the newest that is whole in files of ranks here."""
+    steps = [step for step in of_job(job)[0] if step.copies]
     if not steps:
         raise TroubleError(f"job {job.job} has no checkpoint here ({job.run_dir / 'checkpoints'})")
     if wanted is None or wanted == "newest":
-        whole = [step for step in steps if not step.missing]
+        whole = [step for step in steps if len(step.best()) == step.world_size]
         if not whole:
             raise TroubleError(
                 f"no step of job {job.job} is whole here; `evertrain checkpoint list` shows what there is"

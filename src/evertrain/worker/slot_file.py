@@ -199,9 +199,10 @@ class SavedSlot:
     def copy_out(self, targets: Mapping[int, Tensor]) -> None:
         """Verify all of the data, and copy tensors by their number to where they belong, chunk by chunk.
 
-        A chunk that has just been summed up is still in the processor's cache, so that both cost little more than
-        the copy. Targets are in the CPU's memory, of the same type and strides. What does not match its checksum is
-        not copied: SlotDamaged is raised.
+        The file is read, not mapped: a page fault for each of its pages would cost more than the copy. A chunk that
+        belongs to one tensor is read straight to where it belongs and summed up there, while it is in the processor's
+        cache. Targets are in the CPU's memory, of the same type and strides. SlotDamaged is raised at the first chunk
+        that does not match its checksum; targets may hold anything then.
         """
         pieces = list(self._pieces(targets))
         chunks = list(enumerate(slots.chunks(self._parts)))
@@ -216,19 +217,25 @@ class SavedSlot:
                 list(pool.map(lambda span: self._copy_span(span, pieces), spans))
 
     def _copy_span(self, span: Sequence[tuple[int, tuple[int, int]]], pieces: Sequence[_Piece]) -> None:
-        data = data_of(self._storage, self.header)
-        at = bisect_right(pieces, span[0][1][0], key=lambda piece: piece.begin + len(piece.raw))
-        for number, (offset, length) in span:
-            end = offset + length
-            if self._expected and sums.of_chunk(data[offset:end]) != self._expected[number]:
-                raise SlotDamaged(f"its data do not match their checksum at byte {slots.HEADER_BYTES + offset:,}")
-            while at < len(pieces) and pieces[at].begin < end:
-                begin, raw = pieces[at]
-                first, last = max(begin, offset), min(begin + len(raw), end)
-                raw[first - begin : last - begin].copy_(data[first:last])
-                if begin + len(raw) > end:
-                    break
-                at += 1
+        buffer = torch.empty(slots.CHUNK_BYTES, dtype=torch.uint8)
+        at = bisect_right(pieces, span[0][1][0], key=lambda piece: piece.end)
+        with open(self.path, "rb", buffering=0) as file:
+            for number, (offset, length) in span:
+                end = offset + length
+                own = pieces[at].covers(offset, end) if at < len(pieces) else None
+                chunk = own if own is not None else buffer[:length]
+                raw = mapping.view(chunk.data_ptr(), length)
+                whole = os.preadv(file.fileno(), [raw], slots.HEADER_BYTES + offset) == length
+                if not whole or (self._expected and sums.of_chunk(chunk) != self._expected[number]):
+                    raise SlotDamaged(f"its data do not match their checksum at byte {slots.HEADER_BYTES + offset:,}")
+                while at < len(pieces) and pieces[at].begin < end:
+                    piece = pieces[at]
+                    if own is None:
+                        first, last = max(piece.begin, offset), min(piece.end, end)
+                        piece.raw[first - piece.begin : last - piece.begin].copy_(chunk[first - offset : last - offset])
+                    if piece.end > end:
+                        break
+                    at += 1
 
     def _pieces(self, targets: Mapping[int, Tensor]) -> Iterator[_Piece]:
         """In the order of the data."""
@@ -246,6 +253,17 @@ class _Piece(NamedTuple):
 
     begin: int
     raw: Tensor
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.raw)
+
+    def covers(self, first: int, last: int) -> Tensor | None:
+        """The bytes for this range of the data, if all of it is ours and words in it can be summed up in place."""
+        if not self.begin <= first < last <= self.end:
+            return None
+        part = self.raw[first - self.begin : last - self.begin]
+        return part if part.storage_offset() % 8 == 0 else None
 
 
 def condemn(path: str, header: SlotHeader) -> None:

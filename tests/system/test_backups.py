@@ -69,7 +69,7 @@ class Promise:
 
 def kept_its_promise(job: Job, promise: Promise) -> int:
     """Wait for the next attempt, and see that it goes on from what was safe, or later; returns where."""
-    status = job.wait_until(promise.look, "attempt 2")
+    status = job.wait_until(promise.look, "attempt 2", within_s=90)
     assert promise.safe > 0, "nothing was ever safe"
     assert status["resume"] is not None and status["resume"] >= promise.safe
     return int(status["resume"])
@@ -188,11 +188,11 @@ def test_every_kind_of_training_survives_the_loss_of_a_node(start_job: StartJob,
 def test_a_pipeline_group_of_three_dimensions_is_wiped_at_once(start_job: StartJob, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(CONFIG)
-    script, args, one_thread = jobs.EXAMPLES / "train_3d.py", ["--steps=150", "--out=sum"], {"OMP_NUM_THREADS": "1"}
+    script, args, one_thread = jobs.EXAMPLES / "train_3d.py", ["--steps=90", "--out=sum"], {"OMP_NUM_THREADS": "1"}
     calm = start_job(script, folder="calm", nproc=RANKS, args=args, environment=one_thread)
     assert calm.wait() == 0
     flags = ["--local-nodes=4", "--mesh=pp=2,dp=2", f"--config={file}"]
-    flags += ["--inject", "wipe:node=0@step=110", "--inject", "wipe:node=2@step=110"]
+    flags += ["--inject", "wipe:node=0@step=60", "--inject", "wipe:node=2@step=60"]
     job = start_job(script, folder="hit", nproc=1, flags=flags, args=args, environment=one_thread)
     kept_its_promise(job, Promise())
     assert job.wait() == 0

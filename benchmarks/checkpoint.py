@@ -10,7 +10,7 @@ A single copy and `save()` without a copier are compared with the memcpy in CPU 
 
 Beside it: `torch.save` and PyTorch's `async_save`, both into shared memory, which favours them, the latter also in its
 best form (a process, staging beside training in memory that is used again), on both cores; nvidia-resiliency-ext where
-it runs on a CPU.
+it runs on a CPU. Last, a rank's state that comes from another node, against a plain TCP connection (`transfers`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+import transfers
 from harness import ROOT, clean_environment, interleave, parser, print_table, write_report
 from peers import NotInstalled, launcher
 
@@ -41,6 +42,7 @@ AT_LEAST = {
     "dcp_async_over_blocked": 1.0,
     "dcp_best_over_blocked": 1.0,
     "memory_restore_over_memcpy": 0.5,
+    "peer_restore_over_raw_socket": 0.5,
 }
 
 BESIDE = {
@@ -177,6 +179,11 @@ def main() -> int:
     for more, counted in (one_rank(LARGE_MIB, processes, max(5, rounds // 2), ""), four_ranks(rounds)):
         figures |= more
         counts |= counted
+    restore = transfers.peer_restore(LARGE_MIB, rounds)
+    raw_s = median(restore.plain)
+    figures["peer_restore_over_raw_socket"] = raw_s / median(restore.ours)
+    figures["peer_restore_whole_over_raw_socket"] = raw_s / median(restore.whole)
+    counts |= dict.fromkeys(("peer_restore_over_raw_socket", "peer_restore_whole_over_raw_socket"), rounds)
     extension, reason = resiliency_extension(options.cache, rounds, figures["blocked_over_memcpy_256mib"])
     figures |= extension
     counts |= dict.fromkeys(extension, rounds)

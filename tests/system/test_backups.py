@@ -69,7 +69,7 @@ class Promise:
 
 def kept_its_promise(job: Job, promise: Promise) -> int:
     """Wait for the next attempt, and see that it goes on from what was safe, or later; returns where."""
-    status = job.wait_until(promise.look, "attempt 2")
+    status = job.wait_until(promise.look, "attempt 2", within_s=90)
     assert promise.safe > 0, "nothing was ever safe"
     assert status["resume"] is not None and status["resume"] >= promise.safe
     return int(status["resume"])
@@ -167,6 +167,36 @@ def test_a_rank_whose_memory_and_disk_are_damaged_goes_on_from_a_peer(start: Any
     assert training.digest(job.folder) == calm
     is_told(job)
     assert job.status()["resume"] > 0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp", "vision"])
+def test_every_kind_of_training_survives_the_loss_of_a_node(start_job: StartJob, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG)
+    args = [f"--kind={kind}", "--steps=80"]
+    calm = start_job("kinds.py", folder="calm", nproc=RANKS, args=[*args, "--sleep=0"])
+    assert calm.wait() == 0
+    flags = ["--local-nodes=2", f"--config={file}", "--inject", "wipe:node=1@step=60"]
+    job = start_job("kinds.py", folder="hit", nproc=RANKS // 2, flags=flags, args=[*args, "--sleep=0.1"])
+    kept_its_promise(job, Promise())
+    assert job.wait() == 0
+    assert training.digest(job.folder) == training.digest(calm.folder)
+
+
+@pytest.mark.matrix
+def test_a_pipeline_group_of_three_dimensions_is_wiped_at_once(start_job: StartJob, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG)
+    script, args, one_thread = jobs.EXAMPLES / "train_3d.py", ["--steps=90", "--out=sum"], {"OMP_NUM_THREADS": "1"}
+    calm = start_job(script, folder="calm", nproc=RANKS, args=args, environment=one_thread)
+    assert calm.wait() == 0
+    flags = ["--local-nodes=4", "--mesh=pp=2,dp=2", f"--config={file}"]
+    flags += ["--inject", "wipe:node=0@step=60", "--inject", "wipe:node=2@step=60"]
+    job = start_job(script, folder="hit", nproc=1, flags=flags, args=args, environment=one_thread)
+    kept_its_promise(job, Promise())
+    assert job.wait() == 0
+    assert (job.folder / "sum").read_text() == (calm.folder / "sum").read_text()
 
 
 @pytest.mark.matrix

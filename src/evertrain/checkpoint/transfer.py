@@ -182,9 +182,11 @@ def _save(request: web.Request) -> Save:
 class Arriving:
     """A part on its way into memory; what has arrived outlasts a connection."""
 
-    def __init__(self, part: Part, into: memoryview) -> None:
+    def __init__(self, part: Part, into: memoryview, ready: Callable[[int], None] = lambda end: None) -> None:
+        """`ready` returns when memory may be written to up to this end."""
         self.part = part
         self.into = into
+        self.ready = ready
         self.sums: list[int] = []
         """Of the chunks that are there."""
 
@@ -265,7 +267,9 @@ class Client:
             try:
                 while arriving.done < size:
                     begin = arriving.done
-                    chunk = arriving.into[begin : min(begin + CHUNK_BYTES, size)]
+                    end = min(begin + CHUNK_BYTES, size)
+                    arriving.ready(end)
+                    chunk = arriving.into[begin:end]
                     self._receive(response, chunk)
                     arriving.sums.append(sums.of_chunk(chunk))
                 response.read()

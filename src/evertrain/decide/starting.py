@@ -68,6 +68,8 @@ def fetches(state: JobState, picture: Picture, config: Config) -> dict[str, tupl
         # ranks that need the same pieces do not all begin with the same node
         turned = (*nodes[rank % len(nodes) :], *nodes[: rank % len(nodes)])
         peers = tuple(peer for node in turned if (peer := peer_of(picture, node)) is not None)
+        if not peers:
+            continue  # their agents have just been started
         attempt, step = chosen.save
         fetch = Fetch(rank=rank, attempt=attempt, step=step, peers=peers, within_s=config.checkpoint.fetch_s)
         found[placement[rank]] = (*found.get(placement[rank], ()), fetch)

@@ -38,7 +38,7 @@ types: install ## mypy, strict
 	$(BIN)/mypy
 
 unit: install ## tests without a real job
-	$(PYTEST) tests --ignore tests/system $(AGAIN)
+	$(PYTEST) tests --ignore tests/system $(AGAIN) -n auto --maxprocesses 4
 
 system: install ## tests that start real jobs; a sample of each matrix
 	$(PYTEST) tests/system -m 'not matrix' $(AGAIN)

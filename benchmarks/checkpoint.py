@@ -173,10 +173,10 @@ def main() -> int:
     options = flags.parse_args()
     if len(os.sched_getaffinity(0)) < 2:
         sys.exit("two cores are needed: one for the rank, one for its copier")
-    processes, rounds = (1, 9) if options.quick else (3, 15)
+    processes, rounds = (2, 9) if options.quick else (3, 15)
 
     figures, counts = one_rank(SMALL_MIB, processes, rounds, "_256mib")
-    for more, counted in (one_rank(LARGE_MIB, processes, max(5, rounds // 2), ""), four_ranks(rounds)):
+    for more, counted in (one_rank(LARGE_MIB, processes, rounds, ""), four_ranks(rounds)):
         figures |= more
         counts |= counted
     restore = transfers.peer_restore(LARGE_MIB, rounds)

@@ -57,8 +57,7 @@ KILLS = ["kill:rank=1@step=5", "kill:rank=2@save=9", "kill:rank=0@save=14"]
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["fsdp", "vision", pytest.param("hsdp", marks=pytest.mark.matrix), pytest.param("ddp", marks=pytest.mark.matrix)],
+    "kind", ["vision", *(pytest.param(kind, marks=pytest.mark.matrix) for kind in ("ddp", "fsdp", "hsdp"))]
 )
 def test_kills_in_a_step_and_while_saving(start_job: StartJob, calm: Calm, kind: str) -> None:
     same(hit(start_job, kind, KILLS).folder, calm(kind), kind)

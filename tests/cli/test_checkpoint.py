@@ -154,22 +154,34 @@ def test_a_step_that_is_overwritten_during_its_export_is_not_called_damaged(
     assert code == 1 and "step 9 is gone: the job runs and has saved newer ones" in said
 
 
+def in_store(job: Path, step: int) -> str:
+    """The job has written a step to a store; its folder there."""
+    url = str(job / "store")
+    place = Folder(store.root(url, "toy")).at("attempt-1", f"step-{step}")
+    place.write_json(FILES, {"files": {}, "made_by": {}, "code": ""})
+    store.commit(url, Manifest("toy", 1, step, 2, 5.0, 1.0, {}), keep=1, one_a_day=False)
+    log = EventStore(job / "toy" / "events.db")
+    said = {"folder": place.url, "attempt": 1, "step": step, "world_size": 2, "bytes": 1, "seconds": 1.0}
+    asyncio.run(log.append([StoreCommitted(time=5.0, url=url, **said)]))  # type: ignore[arg-type]
+    log.close()
+    return place.url
+
+
 def test_without_copies_here_the_store_is_known_from_the_event_log(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(job / "toy" / "checkpoints")
     shutil.rmtree(job / "memory")
-    place = Folder(store.root(str(job / "store"), "toy")).at("attempt-1", "step-40")
-    place.write_json(FILES, {"files": {}, "made_by": {}, "code": ""})
-    manifest = Manifest("toy", 1, 40, 2, 5.0, 1.0, {})
-    store.commit(str(job / "store"), manifest, keep=1, one_a_day=False)
-    log = EventStore(job / "toy" / "events.db")
-    committed = StoreCommitted(
-        time=5.0, url=str(job / "store"), folder=place.url, attempt=1, step=40, world_size=2, bytes=1, seconds=1.0
-    )
-    asyncio.run(log.append([committed]))
-    log.close()
+    place = in_store(job, 40)
     _, said = ask(job, capsys, "list", "--json")
-    assert [(step["step"], step["store"]) for step in json.loads(said)["steps"]] == [(40, place.url)]
+    assert [(step["step"], step["store"]) for step in json.loads(said)["steps"]] == [(40, place)]
     code, said = ask(job, capsys, "export")
-    assert code == 1 and f"toy has no checkpoint here ({job}/toy/checkpoints); {place.url} has step 40" in said
+    assert code == 1 and f"toy has no checkpoint here ({job}/toy/checkpoints); {place} has step 40" in said
+    code, said = ask(job, capsys, "verify", "40")
+    assert code == 0 and said.startswith("1 copies of 1 steps are intact")
+
+
+def test_a_step_that_only_the_store_has_is_named_with_its_place(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = in_store(job, 5)
+    code, said = ask(job, capsys, "show", "5")
+    assert code == 1 and f"step 5 is in {place} alone, which torch.distributed.checkpoint reads" in said

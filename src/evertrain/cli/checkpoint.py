@@ -126,7 +126,7 @@ def _verify(argv: Sequence[str]) -> int:
     from evertrain.cli import copies
 
     job = look.find(args.job, args.run_dir)
-    steps = copies.of_job(job)[0] if args.step is None else [copies.choose(job, args.step)]
+    steps = copies.of_job(job)[0] if args.step is None else [copies.choose(job, args.step, in_store=True)]
     checked: list[Json] = []
 
     def note(step: int | None, rank: int | None, tier: str, path: str, why: str) -> None:
@@ -273,7 +273,8 @@ def _export(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="export-", dir=job.run_dir) as folder:
         held = copies.hold(step, files, folder)
         try:
-            said = _run_export(args, {"files": held, "to": str(to), "format": args.format, "only": args.only})
+            spec = {"files": held, "to": str(to), "format": args.format, "only": args.only}
+            said = _run_export(args, {**spec, "shards": args.rank is not None})
         except TroubleError:
             if any(copies.is_gone(step, file) for file in held):
                 raise TroubleError(copies.gone(step)) from None

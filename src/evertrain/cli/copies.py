@@ -174,13 +174,14 @@ def _folders(parent: Path) -> list[Path]:
         return []
 
 
-def choose(job: KnownJob, wanted: str | None, *, lasting: bool = False) -> Step:
+def choose(job: KnownJob, wanted: str | None, *, lasting: bool = False, in_store: bool = False) -> Step:
     """The step of this number, of its newest attempt; by default the newest that is whole in files of ranks here.
 
-    `lasting`: by default rather one on disk, as a job that runs soon overwrites what is in memory.
+    `lasting`: by default rather one on disk, as a job that runs soon overwrites what is in memory. `in_store`: one of
+    which there are files in the shared store alone is good enough.
     """
     found = of_job(job)[0]
-    steps = [step for step in found if step.copies]
+    steps = [step for step in found if step.copies or (in_store and step.folder)]
     if not steps:
         stored = next((f"; {step.folder} has step {step.step}" for step in reversed(found) if step.folder), "")
         raise TroubleError(f"job {job.job} has no checkpoint here ({job.run_dir / 'checkpoints'}){stored}")
@@ -196,6 +197,8 @@ def choose(job: KnownJob, wanted: str | None, *, lasting: bool = False) -> Step:
         raise UsageError(f"{wanted!r} is not a step: a number, or newest")
     same = [step for step in steps if step.step == int(wanted)]
     if not same:
+        if folders := [step.folder for step in found if step.step == int(wanted) and step.folder]:
+            raise TroubleError(f"step {wanted} is in {folders[-1]} alone, which torch.distributed.checkpoint reads")
         there = ", ".join(str(step) for step in sorted({step.step for step in steps})[-8:])
         raise TroubleError(f"step {wanted} of job {job.job} is not here; there are {there}")
     return same[-1]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from cli.plans import known_job
-from evertrain.checkpoint import disk
+from evertrain.checkpoint import disk, store
 from evertrain.cli import main
+from evertrain.controller.store import EventStore
+from evertrain.model.records import StoreCommitted
 from evertrain.worker import slots as layout
+from evertrain.worker.store_files import FILES, Folder, Manifest
 from support.slots import slot
 
 
@@ -107,3 +113,75 @@ def test_commands_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["checkpoint"]) == 2
     assert main.main(["checkpoint", "verfy"]) == 2
     assert "did you mean verify?" in capsys.readouterr().err
+
+
+def an_interpreter(job: Path, *lines: str) -> tuple[str, str]:
+    """In place of one with torch, which export hands its files to: does this with `files`, and then says so."""
+    start = (f"#!{sys.executable}", "import json, os, shutil, sys", "spec = json.load(open(sys.argv[-1]))")
+    path = job / "python"
+    path.write_text(
+        "\n".join((*start, "files = spec['files']", *lines, "open(spec['to'], 'w').close(); print('done')"))
+    )
+    path.chmod(0o700)
+    return "--python", str(path)
+
+
+def test_export_may_take_longer_than_a_job_that_runs_keeps_the_step(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = job / "toy" / "checkpoints" / "node-0" / "step-000000000008"
+    python = an_interpreter(job, f"shutil.rmtree({str(folder)!r})", "assert all(os.path.getsize(f) for f in files)")
+    code, said = ask(job, capsys, "export", "8", "--to", str(job / "x.pt"), *python)
+    assert code == 0 and said.startswith("step 8: done") and not folder.exists()
+    assert not list((job / "toy").glob("export-*"))
+
+
+def test_export_rather_takes_a_step_on_disk_than_a_newer_one_in_memory(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slot(job / "memory" / "node-0" / "slots", 1, 9)
+    python = an_interpreter(job)
+    assert "step 9 of" in ask(job, capsys, "show")[1]
+    assert ask(job, capsys, "export", "--to", str(job / "x.pt"), *python)[1].startswith("step 8: done")
+
+
+def test_a_step_that_is_overwritten_during_its_export_is_not_called_damaged(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer = slot(job / "newer", 0, 12)
+    python = an_interpreter(job, f"os.replace({str(newer)!r}, files[0])", "sys.exit('it does not match')")
+    code, said = ask(job, capsys, "export", "9", "--rank", "0", "--to", str(job / "x.pt"), *python)
+    assert code == 1 and "step 9 is gone: the job runs and has saved newer ones" in said
+
+
+def in_store(job: Path, step: int) -> str:
+    """The job has written a step to a store; its folder there."""
+    url = str(job / "store")
+    place = Folder(store.root(url, "toy")).at("attempt-1", f"step-{step}")
+    place.write_json(FILES, {"files": {}, "made_by": {}, "code": ""})
+    store.commit(url, Manifest("toy", 1, step, 2, 5.0, 1.0, {}), keep=1, one_a_day=False)
+    log = EventStore(job / "toy" / "events.db")
+    said = {"folder": place.url, "attempt": 1, "step": step, "world_size": 2, "bytes": 1, "seconds": 1.0}
+    asyncio.run(log.append([StoreCommitted(time=5.0, url=url, **said)]))  # type: ignore[arg-type]
+    log.close()
+    return place.url
+
+
+def test_without_copies_here_the_store_is_known_from_the_event_log(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(job / "toy" / "checkpoints")
+    shutil.rmtree(job / "memory")
+    place = in_store(job, 40)
+    _, said = ask(job, capsys, "list", "--json")
+    assert [(step["step"], step["store"]) for step in json.loads(said)["steps"]] == [(40, place)]
+    code, said = ask(job, capsys, "export")
+    assert code == 1 and f"toy has no checkpoint here ({job}/toy/checkpoints); {place} has step 40" in said
+    code, said = ask(job, capsys, "verify", "40")
+    assert code == 0 and said.startswith("1 copies of 1 steps are intact")
+
+
+def test_a_step_that_only_the_store_has_is_named_with_its_place(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = in_store(job, 5)
+    code, said = ask(job, capsys, "show", "5")
+    assert code == 1 and f"step 5 is in {place} alone, which torch.distributed.checkpoint reads" in said

@@ -7,6 +7,7 @@ from math import nan
 import pytest
 
 from evertrain.controller import views
+from evertrain.model.records import StoreCommitted
 from evertrain.model.report import Exit, RankError
 from support.world import World
 
@@ -65,6 +66,21 @@ def test_only_what_lies_on_other_nodes_is_no_risk(world: World) -> None:
     assert status(world)["steps_at_risk"] == 2
     world.nodes["node-1"].backups = ()
     assert status(world)["steps_at_risk"] == 4
+
+
+def test_what_lies_in_the_shared_store_is_no_risk(world: World) -> None:
+    world.nodes["node-1"].backups = ()
+    world.write(
+        StoreCommitted(
+            time=world.now, url="s3://b", folder="s3://b/job", attempt=1, step=3, world_size=4, bytes=1, seconds=1.0
+        )
+    )
+    assert status(world)["steps_at_risk"] == 1
+
+
+def test_of_a_job_that_does_not_run_no_risk_is_told(world: World) -> None:
+    seen = views.status(world.state, world.picture(), job="job", now=world.now, live=False)
+    assert seen["steps_at_risk"] is None
 
 
 def damaged(world: World) -> None:

@@ -194,6 +194,29 @@ def test_another_number_of_ranks_goes_on_at_the_same_place_in_the_whole() -> Non
     assert sorted(rest) == sorted(everything[24:])
 
 
+def test_a_restart_after_the_number_of_ranks_has_changed_goes_on_where_it_was() -> None:
+    def loader(world: int, state: dict[str, Any]) -> ResumableLoader:
+        dataset = Numbers(48)
+        made = ResumableLoader(DataLoader(dataset, batch_size=3, sampler=DistributedSampler(dataset, world, 0, seed=9)))
+        made.load_state_dict(state)
+        return made
+
+    def given(batches: ResumableLoader) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        return ((batch[0].tolist(), batches.state_dict()) for batch in batches)
+
+    dataset = Numbers(48)
+    first = ResumableLoader(DataLoader(dataset, batch_size=3, sampler=DistributedSampler(dataset, 4, 0, seed=9)))
+    halfway = [state for _, state in given(first)][1]
+    batches, states = zip(*given(loader(2, halfway)), strict=True)
+    assert len(batches) == 4
+    for number in range(len(batches)):
+        again = loader(2, states[number])
+        assert [batch for batch, _ in given(again)] == list(batches[number + 1 :])
+    everything = list(DistributedSampler(dataset, 1, 0, seed=9))
+    once_more, _ = zip(*given(loader(1, states[1])), strict=True)
+    assert [index for batch in once_more for index in batch] == everything[24 + 2 * 2 * 3 :]
+
+
 def test_a_loop_that_is_left_early_ends_its_epoch() -> None:
     loader = fresh(shuffled)
     for _ in loader:

@@ -126,7 +126,7 @@ def _verify(argv: Sequence[str]) -> int:
     from evertrain.cli import copies
 
     job = look.find(args.job, args.run_dir)
-    steps = copies.of_job(job)[0] if args.step is None else [copies.choose(job, args.step)]
+    steps = copies.of_job(job)[0] if args.step is None else [copies.choose(job, args.step, in_store=True)]
     checked: list[Json] = []
 
     def note(step: int | None, rank: int | None, tier: str, path: str, why: str) -> None:
@@ -259,7 +259,7 @@ def _export(argv: Sequence[str]) -> int:
     from evertrain.cli import copies
 
     job = look.find(args.job, args.run_dir)
-    step = copies.choose(job, args.step)
+    step = copies.choose(job, args.step, lasting=True)
     missing = [rank for rank in range(step.world_size) if rank not in step.best()]
     if args.rank is None and missing:
         hint = f"{step.folder} has it for torch.distributed.checkpoint" if step.folder else "--rank takes one"
@@ -270,7 +270,15 @@ def _export(argv: Sequence[str]) -> int:
     to = Path(args.to or f"{job.job}-step-{step.step}.{ending}").absolute()
     if not to.parent.is_dir():
         raise UsageError(f"--to {to}: there is no folder {to.parent}")
-    said = _run_export(args, {"files": files, "to": str(to), "format": args.format, "only": args.only})
+    with tempfile.TemporaryDirectory(prefix="export-", dir=job.run_dir) as folder:
+        held = copies.hold(step, files, folder)
+        try:
+            spec = {"files": held, "to": str(to), "format": args.format, "only": args.only}
+            said = _run_export(args, {**spec, "shards": args.rank is not None})
+        except TroubleError:
+            if any(copies.is_gone(step, file) for file in held):
+                raise TroubleError(copies.gone(step)) from None
+            raise
     if args.json:
         print(json.dumps({"job": job.job, "step": step.step, "file": str(to), "bytes": to.stat().st_size}))
     else:
@@ -281,6 +289,7 @@ def _export(argv: Sequence[str]) -> int:
 def _intact(step: Step, rank: int | None) -> list[str]:
     """One intact file of each rank that is wanted."""
     from evertrain.checkpoint import content
+    from evertrain.cli import copies
 
     best = step.best()
     if rank is not None and rank not in best:
@@ -289,6 +298,8 @@ def _intact(step: Step, rank: int | None) -> list[str]:
     for one in best if rank is None else (rank,):
         problems = [(copy.path, content.check(copy.path)) for copy in best[one]]
         whole = [path for path, why in problems if not why]
+        if not whole and any(copies.is_gone(step, path) for path, _ in problems):
+            raise TroubleError(copies.gone(step))
         if not whole:
             raise TroubleError("; ".join(f"{path}: {why}" for path, why in problems))
         files.append(whole[0])

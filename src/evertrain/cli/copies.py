@@ -6,8 +6,9 @@ theirs to list.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from evertrain.checkpoint import disk, heads, slots, store, sums
 from evertrain.checkpoint.backups import Shelf
 from evertrain.checkpoint.slots import SlotInfo
+from evertrain.cli import look
 from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
 from evertrain.worker import slots as layout
@@ -95,14 +97,14 @@ def of_job(job: KnownJob, url: str | None = None) -> tuple[list[Step], str]:
             step = found.setdefault(backup.save, Step(backup.step, backup.attempt, backup.world_size))
             step.backups.update(backup.heads)
     trouble = ""
-    if (url := url or _store_of(found.values())) is not None:
-        try:
+    try:
+        if (url := url or _store_of(found.values()) or _store_in_log(job)) is not None:
             for folder, manifest in store.list(url, job.job):
                 save = (manifest.attempt, manifest.step)
                 step = found.setdefault(save, Step(manifest.step, manifest.attempt, manifest.world_size, manifest.time))
                 step.folder, step.stored_bytes = folder, manifest.bytes
-        except store.StoreError as error:
-            trouble = str(error)
+    except (store.StoreError, TroubleError) as error:
+        trouble = str(error)
     return [step for _, step in sorted(found.items())], trouble
 
 
@@ -119,6 +121,31 @@ def broken(job: KnownJob) -> list[str]:
     return [file for file in files if (header := layout.read(file)) is None or header.state != layout.COMPLETE]
 
 
+def hold(step: Step, files: Sequence[str], folder: str) -> list[str]:
+    """Names in `folder` under which files of a step stay, even where a job that runs removes them from its disk."""
+    held = []
+    for number, file in enumerate(files):
+        name = os.path.join(folder, str(number))
+        try:
+            os.link(file, name)
+        except OSError:
+            name = file  # in memory, or another user's
+        held.append(name)
+    if any(is_gone(step, name) for name in held):
+        raise TroubleError(gone(step))
+    return held
+
+
+def is_gone(step: Step, file: str) -> bool:
+    """Whether a file that was a copy of this step has gone, or is one of another step by now."""
+    header = layout.read(file)
+    return not os.path.exists(file) if header is None else (header.attempt, header.step) != (step.attempt, step.step)
+
+
+def gone(step: Step) -> str:
+    return f"step {step.step} is gone: the job runs and has saved newer ones; those on disk stay longest"
+
+
 def _all(job: KnownJob) -> Iterable[SlotInfo]:
     for node in _folders(job.run_folder):
         yield from slots.list(node / "slots")
@@ -133,6 +160,13 @@ def _store_of(steps: Iterable[Step]) -> str | None:
     return next((settings.url for settings in found if settings is not None), None)
 
 
+def _store_in_log(job: KnownJob) -> str | None:
+    """The store that the job has written to, for when it has no checkpoint here any more."""
+    from evertrain.controller import views
+
+    return look.read(job, views.store_of) if job.database.exists() else None
+
+
 def _folders(parent: Path) -> list[Path]:
     try:
         return sorted(path for path in parent.iterdir() if path.is_dir())
@@ -140,22 +174,31 @@ def _folders(parent: Path) -> list[Path]:
         return []
 
 
-def choose(job: KnownJob, wanted: str | None) -> Step:
-    """The step of this number, of its newest attempt; by default the newest that is whole in files of ranks here."""
-    steps = [step for step in of_job(job)[0] if step.copies]
+def choose(job: KnownJob, wanted: str | None, *, lasting: bool = False, in_store: bool = False) -> Step:
+    """The step of this number, of its newest attempt; by default the newest that is whole in files of ranks here.
+
+    `lasting`: by default rather one on disk, as a job that runs soon overwrites what is in memory. `in_store`: one of
+    which there are files in the shared store alone is good enough.
+    """
+    found = of_job(job)[0]
+    steps = [step for step in found if step.copies or (in_store and step.folder)]
     if not steps:
-        raise TroubleError(f"job {job.job} has no checkpoint here ({job.run_dir / 'checkpoints'})")
+        stored = next((f"; {step.folder} has step {step.step}" for step in reversed(found) if step.folder), "")
+        raise TroubleError(f"job {job.job} has no checkpoint here ({job.run_dir / 'checkpoints'}){stored}")
     if wanted is None or wanted == "newest":
         whole = [step for step in steps if len(step.best()) == step.world_size]
         if not whole:
             raise TroubleError(
                 f"no step of job {job.job} is whole here; `evertrain checkpoint list` shows what there is"
             )
-        return whole[-1]
+        on_disk = [step for step in whole if len(step.ranks("disk")) == step.world_size]
+        return on_disk[-1] if lasting and on_disk else whole[-1]
     if not wanted.isdigit():
         raise UsageError(f"{wanted!r} is not a step: a number, or newest")
-    found = [step for step in steps if step.step == int(wanted)]
-    if not found:
+    same = [step for step in steps if step.step == int(wanted)]
+    if not same:
+        if folders := [step.folder for step in found if step.step == int(wanted) and step.folder]:
+            raise TroubleError(f"step {wanted} is in {folders[-1]} alone, which torch.distributed.checkpoint reads")
         there = ", ".join(str(step) for step in sorted({step.step for step in steps})[-8:])
         raise TroubleError(f"step {wanted} of job {job.job} is not here; there are {there}")
-    return found[-1]
+    return same[-1]

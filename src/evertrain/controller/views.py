@@ -14,10 +14,11 @@ from msgspec.structs import asdict
 
 from evertrain.controller import ledger
 from evertrain.controller.store import read_log
-from evertrain.decide import joining, planned, resume
+from evertrain.decide import joining, planned, resume, storing
 from evertrain.decide.conduct import steps
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, Incident, JobState, fold
+from evertrain.model.records import StoreCommitted
 from evertrain.model.report import PageReport
 
 # what later versions of this list grow by is stated where it is missing, never left out in silence
@@ -62,6 +63,11 @@ def attempts_of(database: Path) -> list[dict[str, Any]]:
     return ledger.attempts(fold(read_log(database)))
 
 
+def store_of(database: Path) -> str | None:
+    """The shared store that a job has last written to, as its script gave it."""
+    return next((one.url for one in reversed(read_log(database)) if isinstance(one, StoreCommitted)), None)
+
+
 def status(state: JobState, picture: Picture, *, job: str, now: float, live: bool = True) -> dict[str, Any]:
     """DESIGN section 6, and a few keys more: message, exit_code, resume, restarts."""
     attempt = state.attempt
@@ -75,7 +81,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "attempt": attempt.number if attempt else 0,
         "ettr": ledger.ettr(state, now),
         "ettr_hour": ledger.ettr(state, now, window_s=3600.0),
-        "steps_at_risk": _steps_at_risk(state, picture, step if kind == "absolute" else None),
+        "steps_at_risk": _steps_at_risk(state, picture, step) if live and kind == "absolute" else None,
         "start": _start(picture, state),
         "workers": _workers(state, picture),
         "nodes": [{"id": node, "state": _node_state(state, node)} for node in state.known_nodes()],
@@ -155,11 +161,13 @@ def _steps_at_risk(state: JobState, picture: Picture, step: int | None) -> int |
         return None
     if state.flushed is not None and state.flushed.step is not None:
         return max(0, step - state.flushed.step)
-    return max(0, step - (_safe_step(state, picture) or 0))
+    stored = storing.newer_than(None, state, picture, None)
+    in_store = stored.step if stored is not None and stored.life == state.life else 0
+    return max(0, step - max(in_store, _safe_step(state, picture) or 0))
 
 
 def _safe_step(state: JobState, picture: Picture) -> int | None:
-    """The newest step that is not lost with a node: with several it has to lie on others, its own disk goes with it."""
+    """The newest step that nodes keep through the loss of one: with several, others have it, as disks go along."""
     if len(state.active_nodes()) > 1:
         reports = {node: seen.report for node, seen in picture.nodes.items() if seen.connected}
         return resume.survives_any_node(reports, state.placement(), resume.rules(state))

@@ -101,10 +101,6 @@ class Checkpointer:
                 self._save_outside(step, self._store)
             return
         current = self._session
-        if current is None:
-            if self._folder is not None:
-                self._folder.save(step, snapshot.take(self._states()))
-            return
         current.finished(step, time.monotonic())
         current.enter("save")
         try:

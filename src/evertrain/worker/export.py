@@ -1,10 +1,10 @@
 """How does a checkpoint become a file that anybody can load? Run by the interpreter of the ranks, with one argument.
 
-    {"files": ["…/r0", "…/r1"], "to": "step-40.pt", "format": "torch", "only": ["model"]}
+    {"files": ["…/r0", "…/r1"], "to": "step-40.pt", "format": "torch", "only": ["model"], "shards": false}
 
-Shards of a tensor are put together again. What is the same on all ranks is written once; entries that differ in parts
-(pipeline stages) are joined; what cannot be joined, as the states of random number generators, is there for each rank,
-under `by_rank`. `safetensors` takes tensors only, by their names.
+Shards of a tensor are put together again, unless they are wanted as they are. What is the same on all ranks is written
+once; entries that differ in parts (pipeline stages) are joined; what cannot be joined, as the states of random number
+generators, is there for each rank, under `by_rank`. `safetensors` takes tensors only, by their names.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class _Whole(pickle.Unpickler):
     def persistent_load(self, identity: Any) -> Tensor:
         index = identity[0]
         said = self._copy.described[index]
-        return self._wholes[said["name"]] if "shard" in said else self._copy.tensors[index].clone()
+        whole = self._wholes.get(said["name"]) if "shard" in said else None
+        return whole if whole is not None else self._copy.tensors[index].clone()
 
 
 def _rebuilt(copy: _Copy, name: str, wholes: Mapping[str, Tensor]) -> Any:
@@ -198,6 +199,8 @@ def _equal(one: Any, other: Any) -> bool:
 def write(spec: Mapping[str, Any]) -> str:
     """Do what the spec says; a line for the user."""
     copies, wholes = collect(spec["files"])
+    if spec["shards"]:
+        wholes = {}
     partial = f"{spec['to']}.partial"
     if spec["format"] == "safetensors":
         try:

@@ -50,6 +50,8 @@ class ResumableLoader:
         self._batches = 0
         self._samples = 0
         """Given to the loop in this epoch, on this rank."""
+        self._skipped = 0
+        """So many of these samples had another number of ranks been given; batches are counted from there."""
         self._before: dict[str, Any] = {}
         """States of the sampler's generators at the beginning of the epoch."""
         self._resumed = False
@@ -73,21 +75,20 @@ class ResumableLoader:
         return getattr(vars(self)["_loader"], name)
 
     def __iter__(self) -> Iterator[Any]:
-        skipped = (self._batches, self._samples) if self._resumed else (0, 0)
+        if not self._resumed:
+            self._batches = self._samples = self._skipped = 0
         generators = self._order.generators()
         if self._resumed and self._before:
             for name, generator in generators.items():
                 generator.set_state(self._before[name])
         else:
             self._before = {name: generator.get_state() for name, generator in generators.items()}
-        whole = self._resumed and self._order.world == self._resumed_world
-        self._batches, self._samples = skipped
         self._resumed = False
         self._order.begin(
             self._epoch,
             (self._seed + self._epoch * _STEPS) & _MASK,
-            batches=self._batches if whole else 0,
-            samples=0 if whole else self._samples,
+            batches=self._batches,
+            samples=self._skipped,
         )
         self._base_seeds.manual_seed(self._order.seed)
         try:
@@ -98,25 +99,26 @@ class ResumableLoader:
         finally:
             # also where the loop is left early: CPython ends the iteration then
             self._epoch += 1
-            self._batches = self._samples = 0
+            self._batches = self._samples = self._skipped = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "epoch": self._epoch,
             "batches": self._batches,
             "samples": self._samples,
+            "skipped": self._skipped,
             "world": self._order.world,
             "seed": self._seed,
-            "generators": dict(self._before) if self._batches else self._now(),
+            "generators": dict(self._before) if self._samples else self._now(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there with the next iteration."""
         self._epoch, self._seed = state["epoch"], state["seed"]
-        self._resumed_world = state["world"]
-        self._batches, self._samples = state["batches"], state["samples"]
-        if self._resumed_world != self._order.world:
-            self._samples = self._samples * self._resumed_world // self._order.world
+        self._batches, self._samples, self._skipped = state["batches"], state["samples"], state["skipped"]
+        if state["world"] != self._order.world:
+            self._batches = 0
+            self._samples = self._skipped = self._samples * state["world"] // self._order.world
         self._before = {name: value.clone() for name, value in state["generators"].items()}
         self._resumed = True
 
@@ -158,7 +160,7 @@ class _Order:
         return {name: generator for name, generator in named.items() if isinstance(generator, torch.Generator)}
 
     def begin(self, epoch: int, seed: int, *, batches: int, samples: int) -> None:
-        """The next iteration is this epoch, without its first batches or samples."""
+        """The next iteration is this epoch, without its first samples, and without the first batches of the rest."""
         self.seed = seed
         self._skipped = batches, samples
         self.sizes.clear()

@@ -84,10 +84,10 @@ class SharedStore:
         """Divide the state anew; returns the entry `aside`."""
         then, now = step.manifest.world_size, self._world_size
         if self._rank == 0:
-            followed = "that of its own number" if now <= then else f"that of its own number modulo {then}"
+            followed = "of its own number" if now <= then else f"of its own number modulo {then}"
             print(
                 f"evertrain: step {step.manifest.step} was saved by {then} ranks, now there are {now}: model and "
-                f"optimizer are divided anew; random numbers, loaders and the like go on in each rank as in "
+                f"optimizer are divided anew; each rank takes random numbers, loaders and the like from the one "
                 f"{followed}",
                 file=sys.stderr,
                 flush=True,

@@ -101,6 +101,8 @@ class Checkpointer:
                 self._save_outside(step, self._store)
             return
         current = self._session
+        if current is not session.current:
+            return  # a child that the rank has forked: the slots and the page are its parent's
         current.finished(step, time.monotonic())
         current.enter("save")
         try:
@@ -161,7 +163,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Return when everything saved is complete, and has its checksums."""
-        if self._session is not None:
+        if self._session is not None and self._session is session.current:
             self._copier.finish()
 
     @property

@@ -110,3 +110,17 @@ def test_two_checkpointers_of_the_same_state_share_the_slots(gang: Gang) -> None
     (result,) = gang.run(SAVES + "c.load(); save(1, 2)\nc = evertrain.Checkpointer({'x': x})\nsave(3, 4, 5)", world=1)
     assert result.err == ""
     assert steps(gang) == [3, 4, 5]
+
+
+def test_slots_that_somebody_removes_or_cuts_off_are_made_anew(gang: Gang) -> None:
+    script = SAVES + (
+        "import shutil\n"
+        "save(1, 2, 3)\n"
+        "shutil.rmtree(where)\n"
+        "save(4, 5, 6)\n"
+        "for name in '012': os.truncate(f'{where}/r0/{name}', 0)\n"
+        "save(7, 8, 9)\n"
+    )
+    (result,) = gang.run(script, world=1)
+    assert result.err == "" and result.status == 0
+    assert steps(gang) == [7, 8, 9]

@@ -119,8 +119,8 @@ def _of_another_size(state: JobState, picture: Picture) -> str:
     if newest is None:
         return ""
     return (
-        f"step {newest.step} was saved by {newest.world_size} ranks and now there are {now}, for which only a step in a "
-        f"shared store can be divided anew"
+        f"step {newest.step} was saved by {newest.world_size} ranks and now there are {now}, for which only a step in "
+        f"a shared store can be divided anew"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import nan
 
 import pytest
+from msgspec.structs import replace
 
 from evertrain.controller import views
 from evertrain.model.records import StoreCommitted
@@ -168,3 +169,15 @@ def test_an_exit_without_a_fault_says_nothing(world: World) -> None:
     world.end(0, Exit(status=0, time=world.now))
     world.turns()
     assert world.state.ended is None
+
+
+def test_that_other_ranks_saved_what_there_is_is_said(world: World) -> None:
+    for node in world.nodes.values():
+        node.memory = [replace(copy, world_size=3) for copy in node.memory]
+        node.backups = ()
+    world.fail(1)
+    world.turns()
+    assert resumed(world) is None
+    message = str(status(world)["message"])
+    assert message.startswith("step 4 was saved by 3 ranks and now there are 4"), message
+    assert message.endswith("started again from nothing after step 4")

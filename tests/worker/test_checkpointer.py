@@ -315,6 +315,41 @@ else:
     assert result.said == [True, True, [1, 3], {"n": 3, "text": "x"}, [1, 2]], result.err
 
 
+def test_sparse_tensors_of_a_module_come_back(gang: Gang) -> None:
+    script = """
+net = torch.nn.Linear(2, 2)
+net.register_buffer("sparse", torch.eye(4).to_sparse())
+checkpointer = evertrain.Checkpointer({"net": net, "optimizer": torch.optim.SGD(net.parameters())})
+if not checkpointer.load():
+    net.sparse.mul_(3)
+    checkpointer.save(1)
+say(net.sparse.to_dense().sum().item())
+"""
+    gang.run(script, world=1)
+    (result,) = gang.run(script, world=1, attempt=2, resume=1)
+    assert result.said == 12, result.err
+
+
+def test_a_forked_child_leaves_its_parents_checkpoint_alone(gang: Gang) -> None:
+    script = """
+import signal
+x = torch.zeros(2)
+checkpointer = evertrain.Checkpointer({"x": x})
+checkpointer.save(1)
+checkpointer.wait()
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    checkpointer.save(9)
+    checkpointer.wait()
+    os._exit(0)
+say(os.waitpid(child, 0)[1])
+"""
+    (result,) = gang.run(script, world=1)
+    assert result.said == 0 and result.page is not None and result.page.abs_step == 1
+    assert [copy.step for copy in slots.list(gang.slots_dir)] == [1]
+
+
 def test_outside_a_job_it_writes_to_the_store_only(gang: Gang) -> None:
     store = gang.folder / "store"
     script = TRAIN + f"train('ddp', 12, store={str(store)!r})"

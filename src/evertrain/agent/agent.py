@@ -204,6 +204,7 @@ class Agent:
                     "slots_dir": str(self._view.slots_dir),
                     "disk_dir": spec.disk_dir,
                     "resume": go.resume,
+                    "resume_attempt": go.resume_attempt,
                     "resume_tier": order.resume_tier,
                     "resume_folder": go.resume_folder,
                     "store_since": go.store_since,

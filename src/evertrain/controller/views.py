@@ -256,8 +256,8 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
         gone = sorted(rank for rank, end in attempt.ends.items() if now - end.ended_time > _NOTEWORTHY_S)
         if gone and attempt.alive():
             return f"{_ranks(gone)} exited with 0; {_ranks(attempt.alive())} still running"
-    if attempt is not None and attempt.started.reached is not None and attempt.started.resume is None:
-        return f"no checkpoint that all ranks have; started again from nothing after step {attempt.started.reached}"
+    if attempt is not None and attempt.started.resume is None and attempt.started.passed_over:
+        return attempt.started.passed_over[-1]
     if state.suspicion is not None:
         return "no step for a while: " + "; ".join(state.suspicion.evidence)
     if picture.problems:

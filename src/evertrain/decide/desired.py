@@ -113,6 +113,7 @@ def _current(state: JobState, attempt: Attempt, spec: ControllerSpec, node: str)
             for local, rank in enumerate(ranks)
         ),
         args=planned.args(state, attempt.number),
+        resume_attempt=started.resume_attempt,
         resume_folder=started.folder,
         store_since=None if started.resume is not None else storing.since(state),
     )

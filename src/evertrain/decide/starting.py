@@ -106,8 +106,22 @@ def _passed_over(state: JobState, picture: Picture, chosen: Resume | None) -> tu
         for one in report.failed_fetches
     ]
     if chosen is None and state.best_step is not None:
-        lines.append(f"no checkpoint that all ranks have: started again from nothing after step {state.best_step}")
+        reason = _of_another_size(state, picture) or "no checkpoint that all ranks have"
+        lines.append(f"{reason}; started again from nothing after step {state.best_step}")
     return tuple(lines[-_MOST_LINES:])
+
+
+def _of_another_size(state: JobState, picture: Picture) -> str:
+    """What there is but for the number of ranks that saved it; empty if there is no such thing."""
+    now = len(state.placement())
+    copies = [copy for seen in picture.nodes.values() for copy in seen.report.copies if copy.world_size != now]
+    newest = max(copies, key=lambda copy: copy.save, default=None)
+    if newest is None:
+        return ""
+    return (
+        f"step {newest.step} was saved by {newest.world_size} ranks and now there are {now}, for which only a step in "
+        f"a shared store can be divided anew"
+    )
 
 
 def _not_ready(state: JobState, picture: Picture) -> str:

@@ -391,6 +391,8 @@ class Go(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankOrder, ...]
     args: tuple[str, ...] | None = None
     """The script's arguments; None: those of the command line."""
+    resume_attempt: int | None = None
+    """That saved the step to resume: another attempt's save of the same step may lie beside it."""
     resume_folder: str = ""
     """Of the step to resume, where it comes from the store."""
     store_since: float | None = None

@@ -18,7 +18,7 @@ from torch import Tensor
 from evertrain.worker import copier, directory, restore, rng, session, snapshot
 from evertrain.worker.copier import Copier, Copy
 from evertrain.worker.faults import InjectedFault
-from evertrain.worker.rank_slots import RankSlots, say, who
+from evertrain.worker.rank_slots import AnotherState, NotNew, RankSlots, say, who
 from evertrain.worker.shared_store import SharedStore
 from evertrain.worker.slot_file import SlotDamaged
 from evertrain.worker.slots import Part
@@ -81,10 +81,10 @@ class Checkpointer:
         """Saves in a row that came to nothing."""
         self._beside = True
         """Whether optimizers' tensors are copied while training goes on."""
-        self._slots = RankSlots(current) if current is not None else None
+        self._repeats = 0
         self._store = SharedStore(store, store_every_s, store_every_steps, current) if store is not None else None
         if current is not None and current.copier is None:
-            current.copier = Copier()
+            current.copier, current.slots = Copier(), RankSlots(current)
 
     def save(self, step: int) -> None:
         """Keep the state after `step` finished steps. When this returns, training may go on.
@@ -101,6 +101,8 @@ class Checkpointer:
                 self._save_outside(step, self._store)
             return
         current = self._session
+        if current is not session.current:
+            return  # a child that the rank has forked: the slots and the page are its parent's
         current.finished(step, time.monotonic())
         current.enter("save")
         try:
@@ -128,16 +130,18 @@ class Checkpointer:
                 return None
             self._put_back_stored(stored)
             return stored.manifest.step
+        try:
+            self._slots.claim(self._state)
+        except AnotherState as error:
+            raise CheckpointError(f"{who(self._session)}: {error}") from None
         self._copier.finish()
         step = self._load(self._session)
-        assert self._slots is not None
         self._slots.drop_newer_than(-1 if step is None else step)
         self._session.restored(step)
         return step
 
     def _load(self, current: session.Session) -> int | None:
         """From where the controller has said; where nobody knows of any step, as on new machines, the store may."""
-        assert self._slots is not None
         step = current.resume
         if step is not None and current.resume_tier == "store":
             if self._store is None:
@@ -159,13 +163,25 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Return when everything saved is complete, and has its checksums."""
-        if self._session is not None:
+        if self._session is not None and self._session is session.current:
             self._copier.finish()
 
     @property
     def _copier(self) -> Copier:
         assert self._session is not None and self._session.copier is not None
         return self._session.copier
+
+    @property
+    def _slots(self) -> RankSlots:
+        assert self._session is not None and self._session.slots is not None
+        return self._session.slots
+
+    def _tell_repeated(self, step: int, current: session.Session, repeated: NotNew) -> None:
+        """Said ever more rarely. What stays is as good, so nothing has failed."""
+        self._repeats += 1
+        if self._repeats.bit_count() == 1:
+            times = f" ({self._repeats} times)" if self._repeats > 1 else ""
+            say(f"{who(current)}: step {step} is not kept: {repeated}{times}")
 
     def _tell(self, line: str) -> None:
         """What holds for every step from now on is said ever more rarely."""
@@ -247,7 +263,13 @@ class Checkpointer:
         return {**state, restore.RNG: rng.capture()}
 
     def _save(self, step: int, current: session.Session) -> None:
-        assert self._slots is not None
+        slots = self._slots
+        slots.claim(self._state)
+        try:
+            slots.see_that_it_is_new(step)
+        except NotNew as repeated:
+            self._tell_repeated(step, current, repeated)
+            return
         states = self._states()
         taken = snapshot.take(states)
 
@@ -259,7 +281,7 @@ class Checkpointer:
         def reach(stage: str) -> None:
             current.fire("save", step, stage)
 
-        slot = self._slots.begin(step, taken, describe)
+        slot = slots.begin(step, taken, describe)
         current.fire("save", step)
         late = copier.hidden(taken, self._state.values()) if self._goes_beside(current) else []
         copy = Copy(

@@ -271,7 +271,9 @@ def is_seen(optimizer: Any) -> bool:
 def _memory(tensor: Tensor) -> tuple[torch.device, int, int] | None:
     """What the state that a model gives has in common with the parameter itself: the place in memory."""
     own = local(tensor)
-    return (own.device, own.data_ptr(), own.numel()) if own.numel() else None
+    # sparse ones have no place in memory
+    has_place = own.layout is torch.strided and own.numel() > 0
+    return (own.device, own.data_ptr(), own.numel()) if has_place else None
 
 
 def _put_aside(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[_Canary]:

@@ -10,13 +10,21 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from evertrain.worker import pins, room, session, slots
 from evertrain.worker.slot_file import Describe, SavedSlot, SlotDamaged, SlotFile, condemn, file_bytes
 from evertrain.worker.snapshot import Snapshot
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class NotNew(Exception):
+    """A save that is not newer than one that this attempt has; the text says what to do about it."""
+
+
+class AnotherState(Exception):
+    """State of other names than what this rank has saved or loaded; the text says what to do about it."""
 
 
 class RankSlots:
@@ -29,6 +37,26 @@ class RankSlots:
         self._files: list[SlotFile] = []
         self._pins = pins.NOTHING
         self._room_for_pins = True
+        self._names: frozenset[str] | None = None
+
+    def claim(self, names: Iterable[str]) -> None:
+        """There is one state of a rank: others than the first names that come here are AnotherState."""
+        wanted = frozenset(names)
+        if self._names is None:
+            self._names = wanted
+        if wanted != self._names:
+            raise AnotherState(
+                f"there is another Checkpointer, of {_listed(self._names)}; this one is of {_listed(wanted)}. A rank "
+                f"has one checkpoint: put all state into one Checkpointer"
+            )
+
+    def see_that_it_is_new(self, step: int) -> None:
+        """Of two saves with one number nobody could tell which one another rank has; and the last one is the newest."""
+        done = [file.header.step for file in self._files if _is_of(file.header, self._session.attempt)]
+        if done and step <= max(done):
+            raise NotNew(
+                f"step {max(done)} has been saved already, and a save needs a higher number than the one before"
+            )
 
     def begin(self, step: int, taken: Snapshot, describe: Describe) -> SlotFile:
         """The slot whose turn it is, ready for the snapshot's tensors; the caller copies them and commits it."""
@@ -116,10 +144,12 @@ class RankSlots:
         return f"{self._in_memory} and {self._session.disk_dir}"
 
     def _copies_of(self, step: int) -> list[str]:
-        memory = [path for path in _slot_paths(self._in_memory) if _holds(path, step)]
-        disk = [path for path in _slot_paths(self._on_disk) if _holds(path, step)]
+        attempt = self._session.resume_attempt
+        memory = [path for path in _slot_paths(self._in_memory) if _holds(path, step, attempt)]
+        disk = [path for path in _slot_paths(self._on_disk) if _holds(path, step, attempt)]
         flushed = slots.flushed_path(self._session.disk_dir, step, self._session.rank)
-        if os.path.exists(flushed):
+        header = slots.read(flushed)
+        if os.path.exists(flushed) and (header is None or attempt in (None, header.attempt)):
             disk.append(flushed)
         return disk + memory if self._session.resume_tier == "disk" else memory + disk
 
@@ -158,9 +188,18 @@ def _local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def _holds(path: str, step: int) -> bool:
+def _is_of(header: slots.SlotHeader | None, attempt: int) -> bool:
+    save = slots.save_in(header)
+    return save is not None and save[0] == attempt
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
+
+
+def _holds(path: str, step: int, attempt: int | None) -> bool:
     header = slots.read(path)
-    return header is not None and header.step == step
+    return header is not None and header.step == step and attempt in (None, header.attempt)
 
 
 def who(current: session.Session) -> str:

@@ -75,6 +75,8 @@ class _Placing:
     def straight(self, saved: Tensor, live: Tensor) -> bool:
         """Have a saved tensor copied into a live one, if one is like the other byte by byte."""
         one, other = local(saved), local(live).detach()
+        if one.layout is not torch.strided or other.layout is not torch.strided:
+            return False  # sparse ones have no place in memory
         number = self._numbers.get(one.data_ptr())
         alike = (one.dtype, one.device, one.shape, one.stride()) == (
             other.dtype, other.device, other.shape, other.stride(),

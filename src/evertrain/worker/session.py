@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from evertrain.worker.copier import Copier
     from evertrain.worker.faults import Armed
+    from evertrain.worker.rank_slots import RankSlots
 
 IMPORT_TIME = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "ATEN_CPU_CAPABILITY", "TORCH_LOGS",
@@ -49,6 +50,8 @@ class Session:
         self.slots_dir: str = given["slots_dir"]
         self.disk_dir: str = given["disk_dir"]
         self.resume: int | None = given["resume"]
+        self.resume_attempt: int | None = given.get("resume_attempt")
+        """That saved the step to resume; None: any of them."""
         self.resume_tier: str | None = given.get("resume_tier")
         self.resume_folder: str = given.get("resume_folder", "")
         """Of the step in the store, where that is the tier."""
@@ -70,6 +73,8 @@ class Session:
         """False from a reported loss that is NaN or infinite until the next finite one."""
         self.copier: Copier | None = None
         """Copies the state while training goes on; there once a Checkpointer is."""
+        self.slots: RankSlots | None = None
+        """Where the state is copied to, whichever Checkpointer saves it; there once a Checkpointer is."""
         self._environment = _import_time_environment()
         self._environment_checked = False
         self._base = "start"

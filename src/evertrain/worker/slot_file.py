@@ -36,6 +36,8 @@ class SlotFile:
         self.path = path
         self.header = slots.read(path)
         self._storage: torch.UntypedStorage | None = None
+        self._file_id = (0, 0)
+        """Of the file that is mapped: device and inode."""
         self._places: list[TensorPlace] = []
         self._parts: list[Part] = []
         self._directory = b""
@@ -120,14 +122,24 @@ class SlotFile:
         raw[at:end] = bytes(end - at)
 
     def _mapped(self, size: int) -> torch.UntypedStorage:
-        if self._storage is None or self._storage.nbytes() < size:
+        if self._storage is None or self._storage.nbytes() < size or not self._is_still_there(self._storage):
             self._places, self.views, self._storage, self._registered = [], [], None, False
             if self.size < size:
                 os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
                 mapping.allocate(self.path, file_bytes(size))
             self._storage = _open(self.path, self.size, shared=True)
             mapping.prefault(self._storage.data_ptr(), self._storage.nbytes())
+            found = os.stat(self.path)
+            self._file_id = found.st_dev, found.st_ino
         return self._storage
+
+    def _is_still_there(self, storage: torch.UntypedStorage) -> bool:
+        """Whether what is mapped can be found by others: somebody may have tidied up /dev/shm."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == self._file_id and found.st_size >= storage.nbytes()
 
     def _write_header(self, storage: torch.UntypedStorage, header: SlotHeader) -> None:
         self._bytes(storage)[: slots.PACKED_BYTES] = slots.pack(header)

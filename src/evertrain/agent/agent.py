@@ -235,9 +235,12 @@ class Agent:
         self._keeper.send({"do": "avoid_zygote", "term": self._controller.term, "reason": reason})
 
     def _trouble(self, line: str) -> None:
-        if line not in self._view.problems:
+        """Say it once; the newest of all is the last one, also where it has come again."""
+        if line in self._view.problems:
+            self._view.problems.remove(line)
+        else:
             _log.error("%s", line)
-            self._view.problems.append(line)
+        self._view.problems.append(line)
 
     async def _flush_to_disk(self, order: Desired, step: int) -> None:
         """Bring one step of this node's ranks from memory to disk, beside everything else."""

@@ -72,3 +72,14 @@ def test_one_job_survives_many_kills(start_job: StartJob, undisturbed: str) -> N
     assert job.wait() == 0
     assert culprits(job.incidents()) == [[rank] for _, rank in points]
     assert digest(job.folder) == undisturbed
+
+
+def test_output_that_cannot_be_kept_holds_nothing_up(start_job: StartJob, undisturbed: str) -> None:
+    """As where the disk is full: the ranks' output goes nowhere, training goes on."""
+    job = start_job("train.py", nproc=RANKS, args=["--sleep", "0.2"])
+    job.wait_for_step(3)
+    (job.job_dir / "logs" / "attempt_2").write_text("no folder can be made here")
+    job.kill_rank(1)
+    assert job.wait() == 0
+    assert digest(job.folder) == undisturbed
+    assert "prints is not kept" in job.errors

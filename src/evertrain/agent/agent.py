@@ -145,7 +145,7 @@ class Agent:
                 self._keeper.send(command)
         except OSError as error:
             # no page, no go: the next turn tries again, and the user reads why nothing starts
-            self._trouble(f"telemetry pages and logs cannot be made: {error}")
+            self._trouble(f"telemetry pages cannot be made: {error}")
 
     def _leave(self, departing: Coroutine[Any, Any, None]) -> None:
         async def leave() -> None:
@@ -183,9 +183,12 @@ class Agent:
                     str(page_path), job=spec.job, term=self._controller.term, attempt=attempt.attempt, rank=order.rank
                 )
             folder = self._view.log_folder(attempt.attempt, order.rank)
-            folder.mkdir(parents=True, exist_ok=True)
-            # nodes may share this folder; each shows the output of its own ranks
-            (folder / "node").write_text(spec.node)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                # nodes may share this folder; each shows the output of its own ranks
+                (folder / "node").write_text(spec.node)
+            except OSError as error:
+                self._trouble(f"what rank {order.rank} prints is not kept: {error}")
             lines[str(order.rank)] = {
                 "env": environment.of_rank(go, order, spec.job, str(folder / "error.json"), inherited),
                 "args": go.args,
@@ -232,9 +235,12 @@ class Agent:
         self._keeper.send({"do": "avoid_zygote", "term": self._controller.term, "reason": reason})
 
     def _trouble(self, line: str) -> None:
-        if line not in self._view.problems:
+        """Say it once; the newest of all is the last one, also where it has come again."""
+        if line in self._view.problems:
+            self._view.problems.remove(line)
+        else:
             _log.error("%s", line)
-            self._view.problems.append(line)
+        self._view.problems.append(line)
 
     async def _flush_to_disk(self, order: Desired, step: int) -> None:
         """Bring one step of this node's ranks from memory to disk, beside everything else."""

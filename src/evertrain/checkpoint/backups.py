@@ -12,6 +12,7 @@ import re
 import shutil
 import threading
 from collections.abc import Container, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from evertrain.checkpoint import disk, heads, slots
@@ -116,7 +117,10 @@ class Shelf:
         for _, folder in self._saves():
             for name in _names(folder):
                 if name.endswith(PARTIAL):
-                    os.unlink(os.path.join(folder, name))
+                    with suppress(
+                        OSError
+                    ):  # a folder, which nobody here has made, must not keep the agent from starting
+                        os.unlink(os.path.join(folder, name))
 
     def reuse(self, save: Save, digest: str) -> bool:
         """Whether the part is kept already for another save; then it is for this one as well, and costs nothing."""

@@ -52,7 +52,8 @@ class RankSlots:
 
     def see_that_it_is_new(self, step: int) -> None:
         """Of two saves with one number nobody could tell which one another rank has; and the last one is the newest."""
-        done = [file.header.step for file in self._files if _is_of(file.header, self._session.attempt)]
+        saves = filter(None, (slots.save_in(file.header) for file in self._files))
+        done = [saved for attempt, saved in saves if attempt == self._session.attempt]
         if done and step <= max(done):
             raise NotNew(
                 f"step {max(done)} has been saved already, and a save needs a higher number than the one before"
@@ -186,11 +187,6 @@ def _slot_paths(folder: str) -> list[str]:
 
 def _local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _is_of(header: slots.SlotHeader | None, attempt: int) -> bool:
-    save = slots.save_in(header)
-    return save is not None and save[0] == attempt
 
 
 def _listed(names: Iterable[str]) -> str:

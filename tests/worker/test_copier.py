@@ -68,19 +68,19 @@ def test_save_returns_before_the_copy_and_what_would_change_it_waits(gang: Gang)
         "saved = []\n"
         "def enter():\n"
         "    with evertrain.phase('evaluate'): pass\n"
-        "for number, wait in enumerate([step, lambda: c.save(9), c.wait, enter, c.load], 1):\n"
+        "for number, wait in enumerate([step, lambda: c.save(25), c.wait, enter, c.load], 1):\n"
         "    gate.clear()\n"
-        "    c.save(number)\n"
+        "    c.save(10 * number)\n"
         "    backward()\n"
         "    saved.append(beside(wait))\n"
         "    copier_of().finish()\n"
         "gate.set()\n"
-        "step(); c.save(20)\n"
+        "step(); c.save(60)\n"
         "say(saved)\n"
     )
     (result,) = gang.run(script, world=1)
     assert result.said == [True] * 5, result.err
-    assert 20 in steps(gang), "the end of the script waits as well"
+    assert 60 in steps(gang), "the end of the script waits as well"
 
 
 SEES = """

@@ -55,16 +55,16 @@ def test_list(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (9, {"memory": [0], "disk": [], "peers": []}, [1]),
     ]
     code, said = ask(job, capsys, "list")
-    assert code == 0 and "2 of 2" in said and "no: ranks 1 are not here" in said
+    assert code == 0 and "2 of 2" in said and "no, without rank 1" in said
 
 
 def test_verify_names_what_is_damaged(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(job, capsys, "verify") == (0, "5 copies of 3 steps are intact, 0 damaged\n")
+    assert ask(job, capsys, "verify") == (0, "5 copies of 3 steps intact, 0 damaged\n")
     flip(job, 8, 1)
     code, said = ask(job, capsys, "verify")
     assert code == 1
     assert "step 8, rank 1, tier disk: 1 of 1 chunks do not match their checksums, in model (" in said
-    assert ask(job, capsys, "verify", "7") == (0, "2 copies of 1 steps are intact, 0 damaged\n")
+    assert ask(job, capsys, "verify", "7") == (0, "2 copies of 1 step intact, 0 damaged\n")
 
 
 def test_a_file_that_is_cut_off_is_no_copy(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,8 +89,8 @@ def test_show_takes_the_newest_whole_step(job: Path, capsys: pytest.CaptureFixtu
     [
         (("show", "6"), 1, "step 6 of job toy is not here; there are 7, 8, 9"),
         (("show", "last"), 2, "'last' is not a step"),
-        (("show", "9", "--rank", "1"), 1, "no copy of rank 1 is here; ranks 0 are"),
-        (("export", "9"), 1, "step 9 is not whole here: ranks 1 are missing"),
+        (("show", "9", "--rank", "1"), 1, "no copy of rank 1 is here, only of rank 0"),
+        (("export", "9"), 1, "step 9 is not whole here, without rank 1"),
         (("export", "8", "--only", "modle"), 2, "--only modle: step 8 has model"),
         (("export", "8", "--to", "/nowhere/x.pt"), 2, "there is no folder /nowhere"),
         (("export", "8", "--python", "/bin/false"), 1, "export with /bin/false: exit code 1"),
@@ -178,7 +178,7 @@ def test_without_copies_here_the_store_is_known_from_the_event_log(
     code, said = ask(job, capsys, "export")
     assert code == 1 and f"toy has no checkpoint here ({job}/toy/checkpoints); {place} has step 40" in said
     code, said = ask(job, capsys, "verify", "40")
-    assert code == 0 and said.startswith("1 copies of 1 steps are intact")
+    assert code == 0 and said.startswith("1 copy of 1 step intact")
 
 
 def test_a_step_that_only_the_store_has_is_named_with_its_place(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,6 +79,7 @@ def _list(argv: Sequence[str]) -> int:
     elif not steps:
         print(f"job {job.job} has no checkpoint here")
     else:
+        print(f"job {job.job}, in {job.run_dir}")
         _print_steps(steps)
     return 0
 
@@ -112,7 +113,7 @@ def _print_steps(steps: Sequence[Step]) -> None:
             "yes" if step.folder else "-",
             in_words(step.bytes) if step.bytes else "-",
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.time)) if step.time else "-",
-            "yes" if not step.missing else f"no: ranks {_few(step.missing)} are not here",
+            "yes" if not step.missing else f"no, without {_ranks(step.missing)}",
         )
     tables.console().print(table)
 
@@ -154,7 +155,8 @@ def _verify(argv: Sequence[str]) -> int:
             who = ", ".join(f"{name} {one[name]}" for name in known if one[name] is not None)
             print(f"{who}: {one['why']} ({one['path']})")
         intact = sum(one["state"] == "intact" for one in checked)
-        print(f"{intact} copies of {len(steps)} steps are intact, {len(damaged)} damaged")
+        of_steps = f"{len(steps)} step{'' if len(steps) == 1 else 's'}"
+        print(f"{intact} {'copy' if intact == 1 else 'copies'} of {of_steps} intact, {len(damaged)} damaged")
     return 1 if damaged else 0
 
 
@@ -193,7 +195,7 @@ def _readable(step: Step, rank: int | None) -> Content:
 
     best = step.best()
     if rank is not None and rank not in best:
-        raise TroubleError(f"no copy of rank {rank} is here; ranks {_few(list(best))} are")
+        raise TroubleError(f"no copy of rank {rank} is here, only of {_ranks(list(best))}")
     problems = []
     for copy in best[rank] if rank is not None else [copy for of_rank in best.values() for copy in of_rank]:
         try:
@@ -263,7 +265,7 @@ def _export(argv: Sequence[str]) -> int:
     missing = [rank for rank in range(step.world_size) if rank not in step.best()]
     if args.rank is None and missing:
         hint = f"{step.folder} has it for torch.distributed.checkpoint" if step.folder else "--rank takes one"
-        raise TroubleError(f"step {step.step} is not whole here: ranks {_few(missing)} are missing; {hint}")
+        raise TroubleError(f"step {step.step} is not whole here, without {_ranks(missing)}; {hint}")
     files = _intact(step, args.rank)
     _known(step, files, args.only)
     ending = "pt" if args.format == "torch" else "safetensors"
@@ -293,7 +295,7 @@ def _intact(step: Step, rank: int | None) -> list[str]:
 
     best = step.best()
     if rank is not None and rank not in best:
-        raise TroubleError(f"no copy of rank {rank} is here; ranks {_few(list(best))} are")
+        raise TroubleError(f"no copy of rank {rank} is here, only of {_ranks(list(best))}")
     files = []
     for one in best if rank is None else (rank,):
         problems = [(copy.path, content.check(copy.path)) for copy in best[one]]
@@ -329,6 +331,10 @@ def _run_export(args: Namespace, spec: Json) -> str:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise TroubleError(f"export with {python}: {last}")
     return done.stdout.strip()
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {_few(ranks)}"
 
 
 def _few(ranks: Sequence[int]) -> str:

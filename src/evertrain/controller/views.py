@@ -85,7 +85,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "start": _start(picture, state),
         "workers": _workers(state, picture),
         "nodes": [{"id": node, "state": _node_state(state, node)} for node in state.known_nodes()],
-        "active": [*_ACTIVE, *(_SEVERAL_ACTIVE if len(state.active_nodes()) > 1 else ())],
+        "active": _active(state),
         "blind": _blind(state, picture, live),
         "message": _message(state, picture, now),
         "exit_code": state.ended.exit_code if state.ended else None,
@@ -94,6 +94,12 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "restart": restart(state, state.restarts[-1].asked.restart) if state.restarts else None,
         "steps_seen": kind != "none",
     }
+
+
+def _active(state: JobState) -> list[str]:
+    """What is looked after; the store as far as something has got there."""
+    active = [*_ACTIVE, *(_SEVERAL_ACTIVE if len(state.active_nodes()) > 1 else ())]
+    return [*active, f"the shared store: step {state.stored[-1].step}"] if state.stored else active
 
 
 def restart(state: JobState, name: str) -> dict[str, Any] | None:

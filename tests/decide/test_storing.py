@@ -237,3 +237,10 @@ def test_commits_are_of_the_life_that_made_them(fresh: bool) -> None:
     seen = fold([run(), TermStarted(time=1.0, term=1), attempt(1), committed(5), run(4000.0, fresh=fresh)])
     assert [one.step for one in seen.stored] == ([] if fresh else [5])
     assert seen.life == (4000.0 if fresh else 1000.0)
+
+
+def test_where_steps_of_the_store_are_known_ranks_do_not_look_for_others() -> None:
+    """They would take the very step that has been passed over."""
+    assert not storing.is_known(state(attempt(1)))
+    assert storing.is_known(state(attempt(1), committed(10)))
+    assert storing.is_known(state(attempt(1, 10, f"{ROOT}/attempt-1/step-10")))

@@ -115,6 +115,6 @@ def _current(state: JobState, attempt: Attempt, spec: ControllerSpec, node: str)
         args=planned.args(state, attempt.number),
         resume_attempt=started.resume_attempt,
         resume_folder=started.folder,
-        store_since=None if started.resume is not None else storing.since(state),
+        store_since=storing.since(state) if started.resume is None and not storing.is_known(state) else None,
     )
     return DesiredAttempt(attempt=attempt.number, phase="go", ranks=ranks, store=store, go=go)

@@ -176,6 +176,11 @@ def since(state: JobState) -> float:
     return state.life if state.is_anew else 0.0
 
 
+def is_known(state: JobState) -> bool:
+    """Whether steps of the store are chosen here: what was passed over must not be taken by ranks that look there."""
+    return bool(state.stored) or any(attempt.started.folder for attempt in state.attempts)
+
+
 def must_look(state: JobState, picture: Picture, chosen: Resume | None, now: float, config: CheckpointConfig) -> bool:
     """Whether the next attempt has to wait until somebody has looked into the store."""
     if picture.stored is not None or settings(state, picture) is None:

@@ -23,7 +23,7 @@ from evertrain.worker.shared_store import SharedStore
 from evertrain.worker.slot_file import SlotDamaged
 from evertrain.worker.slots import Part
 from evertrain.worker.snapshot import SnapshotError, TensorPlace
-from evertrain.worker.store_files import StoreError
+from evertrain.worker.store_files import StoreDamaged, StoreError
 from evertrain.worker.store_reader import StoredStep
 
 
@@ -229,7 +229,13 @@ class Checkpointer:
         try:
             return store.chosen(folder)
         except StoreError as error:
-            raise CheckpointError(str(error)) from error
+            raise self._refused(error) from error
+
+    def _refused(self, error: StoreError) -> CheckpointError:
+        """A damaged step is replaced by who has chosen it: the controller, else the user."""
+        chosen = self._session is not None and self._session.resume_tier == "store"
+        damaged = isinstance(error, StoreDamaged) or isinstance(error.__cause__, FileNotFoundError)
+        return CheckpointDamaged(str(error)) if chosen and damaged else CheckpointError(str(error))
 
     def _put_back_stored(self, stored: StoredStep) -> None:
         """From the store: what this rank saved, or its part of what others did."""
@@ -248,7 +254,7 @@ class Checkpointer:
 
             self._put_back(step, entries, tensors, copy_out)
         except StoreError as error:
-            raise CheckpointError(str(error)) from error
+            raise self._refused(error) from error
         except (SnapshotError, RuntimeError, ValueError, KeyError) as error:
             if isinstance(error, CheckpointError):
                 raise

@@ -37,6 +37,10 @@ class StoreError(Exception):
     """The store cannot be used, or what lies in it; the text says where and why."""
 
 
+class StoreDamaged(StoreError):
+    """A step in the store that is not, or no longer, what its manifest promises."""
+
+
 class File(NamedTuple):
     """One file of a step."""
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from evertrain.worker import snapshot, store_files
-from evertrain.worker.store_files import METADATA, Folder, StoreError
+from evertrain.worker.store_files import METADATA, Folder, StoreDamaged
 from evertrain.worker.store_metadata import TensorHere, entry_key
 from evertrain.worker.store_writer import content_of, content_of_entry, is_entry
 
@@ -64,17 +64,17 @@ class Entry(NamedTuple):
 
 
 class StoredStep:
-    """A committed step; raises StoreError where it is not what its manifest promises."""
+    """A committed step; raises StoreDamaged where it is not what its manifest promises."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         manifest = store_files.read_manifest(folder)
         if manifest is None:
-            raise StoreError(f"store {folder.url}: there is no {store_files.MANIFEST}, so the step does not exist")
+            raise StoreDamaged(f"store {folder.url}: there is no {store_files.MANIFEST}, so the step does not exist")
         self.manifest = manifest
         described = folder.read(METADATA)
         if store_files.digest(described) != manifest.files[METADATA].digest:
-            raise StoreError(f"store {folder.url}: {METADATA} does not match its checksum{self._instead}")
+            raise StoreDamaged(f"store {folder.url}: {METADATA} does not match its checksum{self._instead}")
         metadata = pickle.loads(described)
         self._tensors: dict[str, Any] = metadata.state_dict_metadata
         self._places: dict[Any, Any] = metadata.storage_data
@@ -191,7 +191,7 @@ class StoredStep:
                     return content
         except Exception:  # damage shows as any of many errors
             pass
-        raise StoreError(
+        raise StoreDamaged(
             f"store {self.folder.url}: {place.relative_path} is damaged between bytes {place.offset:,} and "
             f"{place.offset + place.length:,}{self._instead}"
         )

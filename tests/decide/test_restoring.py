@@ -181,3 +181,17 @@ def test_that_other_ranks_saved_what_there_is_is_said(world: World) -> None:
     message = str(status(world)["message"])
     assert message.startswith("step 4 was saved by 3 ranks and now there are 4"), message
     assert message.endswith("started again from nothing after step 4")
+
+
+def test_a_run_of_another_number_of_ranks_is_refused_where_only_these_have_steps(world: World) -> None:
+    world.stop()
+    world.turns(40)
+    assert world.state.ended is not None
+    for node in world.nodes.values():
+        node.disk = [replace(copy, world_size=3) for copy in node.disk]
+    world.run_again()
+    world.turns()
+    ended = world.state.ended
+    assert ended is not None and (ended.state, ended.exit_code) == ("failed", 1)
+    assert ended.message.startswith("step 4 was saved by 3 ranks and now there are 4")
+    assert ended.message.endswith("; --fresh begins anew") and not world.state.attempts

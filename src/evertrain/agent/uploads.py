@@ -10,9 +10,11 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from evertrain.checkpoint import disk
@@ -31,6 +33,8 @@ del sys.path[0]
 from evertrain.worker.store_writer import program
 program()
 """
+_HELD = "upload-"
+"""Begins the names of folders, on the node's disk, with what an upload reads."""
 _WAIT_S = 30.0
 """So long does a writer look out for what the other nodes have, so that nothing is written twice."""
 
@@ -44,6 +48,8 @@ class Uploads:
         self._task: asyncio.Task[None] | None = None
         self._order: UploadOrder | None = None
         self.report: UploadReport | None = None
+        for left in Path(spec.disk_dir).glob(f"{_HELD}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
     def obey(self, order: UploadOrder | None, ranks: Sequence[int]) -> None:
         """Bring the upload to where it should be."""
@@ -87,13 +93,17 @@ class Uploads:
             if len(found) < len(ranks):
                 return f"step {order.step} is no longer on this node's disk"
             paths = [found[rank] for rank in sorted(found)]
+        with _held(paths, Path(self._spec.disk_dir) / f"{_HELD}{order.name}") as held:
+            return await self._start(order, held)
+
+    async def _start(self, order: UploadOrder, paths: Sequence[str]) -> str:
         asked = {
             "folder": order.folder,
             "upload": order.name,
             "world_size": order.world_size,
             "writers": order.writers,
             "wait_s": _WAIT_S,
-            "paths": paths,
+            "paths": list(paths),
             "finish": order.finish,
             "parent": os.getpid(),
         }
@@ -132,3 +142,19 @@ class Uploads:
             said.seek(begin)
             last = said.read().decode(errors="replace").strip().splitlines()
         return last[-1] if last else f"the upload ended with status {status}"
+
+
+@contextmanager
+def _held(paths: Sequence[str], folder: Path) -> Iterator[list[str]]:
+    """The same files by names of our own: the disk keeps few steps, and a process with torch begins in seconds."""
+    try:
+        folder.mkdir(mode=0o700)
+        names = [str(folder / str(number)) for number in range(len(paths))]
+        for path, name in zip(paths, names, strict=True):
+            os.link(path, name)
+    except OSError:
+        names = list(paths)  # gone meanwhile, or a file system without links; whoever opens them will see
+    try:
+        yield names
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

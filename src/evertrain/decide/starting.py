@@ -36,6 +36,9 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
         chosen = Resume(stored.step, from_store, stored.attempt)
     elif chosen is not None and chosen.fetches:
         return []  # the nodes that need it are bringing it
+    elif chosen is None and not state.attempts and (theirs := _of_another_size(state, picture)):
+        # to begin anew would void what they saved: that is for the user to say
+        return [r.JobEnded(time=now, state="failed", exit_code=1, message=f"{theirs}; --fresh begins anew")]
     asked = planned.pending(state)
     started = r.AttemptStarted(
         time=now,

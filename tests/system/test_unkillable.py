@@ -69,7 +69,7 @@ def test_it_is_named_and_training_goes_on_when_the_kernel_lets_it_go(
     assert training.digest(job.folder) == undisturbed
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_the_job_ends_in_time_with_its_newest_step_on_disk(start_job: StartJob, disk: DeadDisk, stopped: bool) -> None:
     job, pid = reading(start_job, disk, 300 if stopped else 8)
     if stopped:

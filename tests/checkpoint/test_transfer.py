@@ -15,7 +15,7 @@ import pytest
 from evertrain.checkpoint import disk, heads
 from evertrain.checkpoint.backups import Shelf
 from evertrain.checkpoint.heads import Damaged
-from evertrain.checkpoint.transfer import Arriving, Client, Lost, Refused, Server, Stopped
+from evertrain.checkpoint.transfer import Arriving, Client, Lost, Refused, Server, Stop, Stopped
 from evertrain.model.report import Part, Peer
 from evertrain.worker import slots as layout
 from support.slots import slot
@@ -188,12 +188,28 @@ async def test_a_rank_that_communicates_is_left_alone_for_a_moment(tmp_path: Pat
 async def test_who_no_longer_wants_it_stops(node: Node) -> None:
     slot(node.slots, 0, 7, DATA, sealed=True)
     node.server.bytes_per_s = 1 << 20
-    stop = threading.Event()
+    stop = Stop()
     waiting = asyncio.create_task(asyncio.to_thread(node.fetch, paced=True, stop=stop))
     await asyncio.sleep(0.1)
     stop.set()
     with pytest.raises(Stopped):
         await asyncio.wait_for(waiting, 5)
+
+
+async def test_who_no_longer_wants_it_does_not_wait_for_a_peer_that_says_nothing(node: Node) -> None:
+    slot(node.slots, 0, 7, DATA, sealed=True)
+    node.server.bytes_per_s = 1 << 10  # a chunk would come every 17 minutes
+    stop = Stop()
+    waiting = [asyncio.create_task(asyncio.to_thread(node.fetch, paced=True, stop=stop)) for _ in range(2)]
+    await asyncio.sleep(0.2)
+    began = time.monotonic()
+    stop.set()
+    for one in waiting:
+        with pytest.raises(Stopped):
+            await asyncio.wait_for(one, 5)
+    assert time.monotonic() - began < 2
+    with pytest.raises(Stopped):
+        await asyncio.to_thread(node.fetch, stop=stop)
 
 
 def test_a_head_that_was_changed_is_none(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ class Agent:
         done, _ = await asyncio.wait([*links, over], return_when=asyncio.FIRST_COMPLETED)
         for task in (*links, over):
             task.cancel()
+        # each closes what it holds before the event loop ends: a peer may be waiting for it
+        await asyncio.wait([*links, over])
         for task in done:
             task.result()  # a bug ends the agent; it is started again and adopts what runs
 

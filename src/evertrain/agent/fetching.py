@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from evertrain.checkpoint.heads import Damaged, Head
-from evertrain.checkpoint.transfer import Arriving, Client, Refused, Stopped
+from evertrain.checkpoint.transfer import Arriving, Client, Refused, Stop, Stopped
 from evertrain.model.report import Fetch, Peer
 from evertrain.worker import mapping, pins, room
 from evertrain.worker import slots as layout
@@ -28,7 +28,7 @@ _SLACK_BYTES = 64 << 10
 
 _AHEAD_BYTES = 16 << 20
 
-Ask = Callable[[Peer, threading.Event], Client]
+Ask = Callable[[Peer, Stop], Client]
 Got = TypeVar("Got")
 
 
@@ -90,7 +90,7 @@ def _wait_beyond(ground: Ground, begin: int, end: int) -> None:
 class Fetching:
     """One fetch, for a thread. `bring` raises Refused or Damaged with what went wrong, OSError, or Stopped."""
 
-    def __init__(self, fetch: Fetch, slots_dir: str, disk_dir: str, ask: Ask, stop: threading.Event) -> None:
+    def __init__(self, fetch: Fetch, slots_dir: str, disk_dir: str, ask: Ask, stop: Stop) -> None:
         self._fetch = fetch
         self._slots_dir = slots_dir
         self._disk_dir = disk_dir

@@ -25,7 +25,7 @@ from evertrain.checkpoint import disk, slots
 from evertrain.checkpoint.backups import Shelf
 from evertrain.checkpoint.heads import Damaged, Gone
 from evertrain.checkpoint.slots import SlotInfo
-from evertrain.checkpoint.transfer import Client, Refused, Server, Stopped
+from evertrain.checkpoint.transfer import Client, Refused, Server, Stop, Stopped
 from evertrain.model.report import Desired, Failed, Fetch, Peer, Pinned, Pull, RoundOrder, Save
 from evertrain.model.spec import AgentSpec
 from evertrain.worker import pins
@@ -89,7 +89,7 @@ class Safekeeping:
         self._background_work, self._disk_work, self._fetch_work = asyncio.Event(), asyncio.Event(), asyncio.Event()
         # ranks need the cores; a thread that gives way for good cannot be used for anything urgent
         self._gentle = ThreadPoolExecutor(2, "gentle", initializer=_give_way)
-        self._stop_pull, self._stop_fetch = threading.Event(), threading.Event()
+        self._stop_pull, self._stop_fetch = Stop(), Stop()
         self.disk_lock = asyncio.Lock()
         """One writes to the node's disk at a time."""
 
@@ -269,8 +269,7 @@ class Safekeeping:
         missing = [one for one in wanted.pulls if not os.path.exists(self._kept_path(one))]
         try:
             for one in missing:
-                with self._client(one.peer, self._stop_pull, paced=True) as client:
-                    await self._gently(pull, one, self._shelf, client, sum(each.bytes for each in missing))
+                await self._gently(self._pull_one, one, sum(each.bytes for each in missing))
         except NoRoom as full:
             self._refuse(missing[0].save, "room", str(full))
         else:
@@ -282,6 +281,11 @@ class Safekeeping:
             if (kept := await self._gently(self._shelf.kept)) != self._backups:
                 self._backups = kept
                 self._on_change()
+
+    def _pull_one(self, one: Pull, all_bytes: int) -> None:
+        # all of it in one thread: to close a connection is to wait for who reads from it
+        with self._client(one.peer, self._stop_pull, paced=True) as client:
+            pull(one, self._shelf, client, all_bytes)
 
     def _kept_path(self, one: Pull) -> str:
         return self._shelf.path(one.save, rank=one.rank, digest=one.digest)
@@ -344,7 +348,7 @@ class Safekeeping:
             self._on_copies()
         self._on_change()
 
-    def _client(self, peer: Peer, stop: threading.Event, paced: bool = False) -> Client:
+    def _client(self, peer: Peer, stop: Stop, paced: bool = False) -> Client:
         return Client(peer, job=self._spec.job, term=lambda: self._term, token=self._token, paced=paced, stop=stop)
 
 

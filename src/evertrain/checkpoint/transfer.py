@@ -20,7 +20,9 @@ import logging
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Protocol
 
@@ -52,6 +54,26 @@ class Lost(Refused):
 
 class Stopped(Exception):
     """The one who asked no longer wants it."""
+
+
+class Stop(threading.Event):
+    """Ends what a thread brings from peers, also where it is waiting for one of them at this moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sockets = weakref.WeakSet[socket.socket]()
+
+    def watch(self, connection: socket.socket) -> None:
+        """Wake whoever waits for this connection when the stop comes."""
+        self._sockets.add(connection)
+        if self.is_set():
+            self.set()
+
+    def set(self) -> None:
+        super().set()
+        for connection in tuple(self._sockets):
+            with suppress(OSError):  # it is closed, or its peer has gone
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class Source(Protocol):
@@ -86,7 +108,7 @@ class Server:
         app = web.Application(middlewares=[self._authorise])
         app.router.add_get(r"/v1/copies/{attempt:\d+}/{step:\d+}/heads/{rank:\d+}", self._head)
         app.router.add_get(r"/v1/copies/{attempt:\d+}/{step:\d+}/parts/{digest:[0-9a-f]+}", self._part)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
         await self._runner.setup()
         try:
             site = web.TCPSite(self._runner, address, 0)
@@ -207,14 +229,14 @@ class Client:
         token: str,
         paced: bool = False,
         stall_s: float = STALL_S,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
     ) -> None:
         self._peer = peer
         self._headers = {"Authorization": f"Bearer {token}", JOB: job}
         self._term = term
         self._paced = paced
         self._stall_s = stall_s
-        self._stop = stop or threading.Event()
+        self._stop = stop or Stop()
         self._connection: http.client.HTTPConnection | None = None
 
     def __enter__(self) -> Client:
@@ -308,6 +330,9 @@ class Client:
                 )
                 fresh = True
             try:
+                if fresh:
+                    self._connection.connect()
+                    self._stop.watch(self._connection.sock)
                 self._connection.request("GET", path, headers=headers)
                 response = self._connection.getresponse()
                 break
@@ -320,8 +345,10 @@ class Client:
             raise Refused(f"{self._peer.node}: {text or response.status}")
         return response
 
-    def _failed(self, error: Exception) -> Lost:
+    def _failed(self, error: Exception) -> Lost | Stopped:
         self.close()
+        if self._stop.is_set():
+            return Stopped()
         why = "it does not answer" if isinstance(error, TimeoutError | socket.gaierror) else str(error)
         return Lost(f"{self._peer.node} ({self._peer.address}:{self._peer.port}): {why}")
 

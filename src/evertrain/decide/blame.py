@@ -18,7 +18,7 @@ from evertrain.model import records as r
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """A verdict about one failed attempt."""
 
-    source: Literal["exit", "hang", "signal", "verification", "saves"] = "exit"
+    source: Literal["exit", "hang", "lost", "signal", "verification", "saves"] = "exit"
 
     fault_time: float
     cause: str

@@ -11,8 +11,11 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
+from evertrain.decide.memory import Memory, evolve
+from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.clocks import Clock
+from evertrain.model.decisions import Policy
 from evertrain.model.records import AnyRecord
 
 
@@ -47,7 +50,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """As corrected by records that came late."""
     located_time: float
     """When the verdict that holds was reached."""
+    decisions: tuple[r.Decided, ...] = ()
+    """All that was decided about it, oldest first."""
     decided: r.Decided | None = None
+    """After which training goes on or ends; None: somebody is asked, or waited for."""
     failover_attempt: int | None = None
     resumed_time: float | None = None
     closed: r.IncidentClosed | None = None
@@ -79,6 +85,14 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """Of this run, oldest first."""
     incidents: dict[int, Incident] = {}
     """Of all runs, by number."""
+    open_incidents: tuple[int, ...] = ()
+    """Of this run, oldest first."""
+    memory: Memory = Memory()
+    """What the ladder remembers."""
+    policies: dict[str, Policy] = {}
+    """By hash, those that decisions were taken by."""
+    policy: str = ""
+    """The one that holds now."""
     joined: dict[str, r.NodeJoined] = {}
     """Nodes of this run that were not named at its start."""
     roster: tuple[str, ...] = ()
@@ -129,19 +143,16 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def incident(self) -> Incident | None:
         """The incident that is still going on and being dealt with."""
-        newest = self._open_incident
-        return newest if newest is not None and not newest.opened.tolerated else None
+        return self._newest_open(tolerated=False)
 
     @property
     def tolerated(self) -> Incident | None:
         """The one that is still going on and only watched."""
-        newest = self._open_incident
-        return newest if newest is not None and newest.opened.tolerated else None
+        return self._newest_open(tolerated=True)
 
-    @property
-    def _open_incident(self) -> Incident | None:
-        newest = self.incidents[max(self.incidents)] if self.incidents else None
-        return newest if newest is not None and newest.closed is None else None
+    def _newest_open(self, *, tolerated: bool) -> Incident | None:
+        incidents = (self.incidents[number] for number in reversed(self.open_incidents))
+        return next((one for one in incidents if one.opened.tolerated is tolerated), None)
 
     @property
     def closing(self) -> bool:
@@ -149,7 +160,7 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         if self.stop is not None:
             return True
         incident = self.incident
-        return incident is not None and incident.decided is not None and incident.decided.action == "stop"
+        return incident is not None and incident.decided is not None and stops(incident.decided)
 
     def known_nodes(self) -> tuple[str, ...]:
         """All nodes that may speak for this run."""
@@ -163,6 +174,10 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
 
     def active_nodes(self) -> tuple[str, ...]:
         return self.roster[: len(self.roster) - self.standby]
+
+    def standbys(self) -> tuple[str, ...]:
+        """Nodes that wait, in the order in which they joined them."""
+        return self.roster[len(self.roster) - self.standby :]
 
     def placement(self) -> dict[int, str]:
         """Ranks stay with their node, in the order of the nodes; empty until the nodes are settled."""
@@ -213,8 +228,10 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             fields = {name: getattr(record, name) for name in record.__struct_fields__ if name != "time"}
             opened = replace(incident.opened, **fields)
             return _with_incident(state, replace(incident, opened=opened, located_time=record.time))
+        case r.PolicyAdopted():
+            return replace(state, policies={**state.policies, record.hash: record.policy}, policy=record.hash)
         case r.Decided():
-            return _with_incident(state, replace(state.incidents[record.incident], decided=record))
+            return _decided(state, record)
         case r.IncidentClosed():
             return _with_incident(state, replace(state.incidents[record.incident], closed=record))
         case r.NodeChanged():
@@ -262,8 +279,9 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         run=record,
         attempts=(),
         incidents=incidents,
+        open_incidents=(),
         joined={},
-        roster=record.nodes if record.seats is None else (),
+        roster=_in_their_places(state, record) if record.seats is None else (),
         standby=record.standby,
         earlier_roster=state.roster or state.earlier_roster,
         nodes={},
@@ -283,6 +301,7 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
             best_step=None,
             lineage=(),
             stored=(),
+            memory=Memory(),
             life=record.time,
             is_anew=True,
         )
@@ -291,6 +310,18 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         if attempt.progress is not None and attempt.ended is None:
             again = replace(again, best_step=_max(again.best_step, attempt.progress.step))
     return again
+
+
+def _in_their_places(state: JobState, record: r.RunStarted) -> tuple[str, ...]:
+    """Nodes keep the ranks that they had in the run before; those that were evicted come last."""
+    active = len(record.nodes) - record.standby
+    blocked = () if record.fresh else tuple(node for node in record.nodes if node in state.memory.blocked)
+    before = [] if record.fresh else list(state.roster or state.earlier_roster)
+    places = {node: place for place, node in enumerate(before[:active]) if node in record.nodes and node not in blocked}
+    others = [node for node in record.nodes if node not in places and node not in blocked]
+    rest = iter([*others, *blocked])
+    kept = {place: node for node, place in places.items()}
+    return tuple(kept[place] if place in kept else next(rest) for place in range(len(record.nodes)))
 
 
 def _abandoned(incident: Incident, time: float) -> r.IncidentClosed:
@@ -331,7 +362,62 @@ def _with_attempt(state: JobState, changed: Attempt) -> JobState:
 
 
 def _with_incident(state: JobState, changed: Incident) -> JobState:
-    return replace(state, incidents={**state.incidents, changed.number: changed})
+    number = changed.number
+    others = tuple(one for one in state.open_incidents if one != number)
+    still_open = others if changed.closed is not None else tuple(sorted((*others, number)))
+    return replace(state, incidents={**state.incidents, number: changed}, open_incidents=still_open)
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+def stops(decided: r.Decided) -> bool:
+    return decided.action == "stop" or any(isinstance(action, d.Stop) for action in decided.actions)
+
+
+def _decided(state: JobState, record: r.Decided) -> JobState:
+    """What was written down is what holds: who takes part follows from the actions, not from deciding again."""
+    if record.incident is not None:
+        incident = state.incidents[record.incident]
+        decided = record if _is_final(record) else incident.decided
+        state = _with_incident(state, replace(incident, decisions=(*incident.decisions, record), decided=decided))
+    for action in record.actions:
+        match action:
+            case d.Evict():
+                state = _evicted(state, action, record.time)
+            case d.Enlist():
+                joining = r.NodeChanged(time=record.time, node=action.node, state="joining", because=action.because)
+                nodes = {**state.nodes, action.node: joining}
+                state = replace(state, roster=(*state.roster, action.node), standby=state.standby + 1, nodes=nodes)
+            case d.Grow():
+                active, spare = state.active_nodes(), state.standbys()
+                spare = tuple(node for node in spare if node not in action.nodes)
+                state = replace(state, roster=(*active, *action.nodes, *spare), standby=len(spare))
+    if record.event is None:
+        return state
+    if isinstance(record.event, d.NodeFault | d.NetworkAlert | d.HardwareReading | d.SensorBlind):
+        state = replace(state, signals=state.signals[1:])
+    return replace(state, memory=evolve(state.memory, record.event, record.actions))
+
+
+def _is_final(record: r.Decided) -> bool:
+    """Whether training goes on, or ends, after this decision; nobody is waited for first."""
+    if not record.actions:
+        return True  # of an older version
+    return any(isinstance(action, d.Restart | d.Evict | d.Stop | d.Hold) for action in record.actions)
+
+
+def _evicted(state: JobState, evict: d.Evict, time: float) -> JobState:
+    active = [evict.replacements.get(node, node) for node in state.active_nodes()]
+    taken = {*evict.nodes, *evict.replacements.values()}
+    active = [node for node in active if node not in evict.nodes]
+    spare = [node for node in state.standbys() if node not in taken]
+    word = "lost" if evict.lost else "evicted"
+    changed = {
+        node: r.NodeChanged(time=time, node=node, state=word, because=evict.because)  # type: ignore[arg-type]
+        for node in evict.nodes
+    }
+    return replace(state, roster=(*active, *spare), standby=len(spare), nodes={**state.nodes, **changed})
 
 
 def _max(one: int | None, other: int | None) -> int | None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -46,6 +48,45 @@ class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """... and bytes that it reads and writes a second,"""
     idle_faults_per_s: float = 20.0
     """... and page faults a second."""
+    policy: Literal["careful", "paper"] = "careful"
+    """`careful`: the first hang restarts, hardware evidence or a repeat evicts. `paper`: the nodes named are evicted at
+    once, as ByteRobust does."""
+
+
+class LadderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What it takes to evict a node, and what happens to it then."""
+
+    alerts_to_evict: int = 2
+    """Network alerts of one node,"""
+    alert_window_s: float = 300.0
+    """... within so long."""
+    reading_window_s: float = 600.0
+    """A hardware reading or a network alert counts as evidence beside a hang or a crash for so long."""
+    repeat_window_s: float = 86400.0
+    """The same failure within so long is a repeat."""
+    proven_steps: int = 10
+    """So many steps past the failing one a restart counts as a success,"""
+    proven_s: float = 600.0
+    """... or, where steps are not seen, after so long."""
+    reattempts: int = 1
+    """Plain restarts of one chain of failures after all checks have passed."""
+    budget_nodes: int = 1
+    """So many nodes of a job may be evicted within the window,"""
+    budget_fraction: float = 0.1
+    """... or this part of its nodes, where that is more."""
+    budget_window_s: float = 3600.0
+    replace_wait_s: float = 300.0
+    """So long a job waits for nodes that it cannot go on without, where the platform may bring some."""
+    inspect_limit_s: float = 900.0
+    """So long may a verdict source take to answer."""
+    hold_s: float = 30.0
+    """Before the next start after storage has failed; doubled each time, up to ten minutes."""
+    test_every_s: float = 60.0
+    """An evicted node is tested so often."""
+    quiet_s: float = 600.0
+    """It returns when it has passed its test and nothing was seen of it for so long;"""
+    human_window_s: float = 604800.0
+    """... evicted twice within so long, it returns only by `evertrain node allow`."""
 
 
 class MachinesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +97,10 @@ class MachinesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     last_call_s: float = 30.0
     """With a range of nodes: when MIN have come, so long is another one waited for."""
     lost_s: float = 60.0
-    """A node that hears nothing from the first one, and whose ranks make no progress, ends after so long."""
+    """A node that is silent for so long, while the ranks that wait for it stand still, is lost; one that hears nothing
+    from the first node and whose ranks make no progress ends after so long."""
+    broken_s: float = 10.0
+    """A silent node is lost after so long already where connections to its ranks have broken."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,3 +149,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     machines: MachinesConfig = MachinesConfig()
     agent: AgentConfig = AgentConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    ladder: LadderConfig = LadderConfig()

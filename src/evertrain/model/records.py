@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from evertrain.model.clocks import Clock
+from evertrain.model.decisions import ActionName, AnyAction, AnyEvent, Policy
 from evertrain.model.report import Difference, Identity, RankError
 from evertrain.model.spec import Seats
 
@@ -35,6 +36,8 @@ class RunStarted(Record, frozen=True, kw_only=True):
     mesh: str | None = None
     max_restarts: int | None = None
     observe_only: bool = False
+    least: int | None = None
+    """The job may go on with so few nodes; None: with no fewer than it has."""
     seats: Seats | None = None
     """The other nodes join; None: all are named."""
     node_rank: int | None = None
@@ -136,7 +139,7 @@ class IncidentOpened(Record, frozen=True, kw_only=True):
     confidence: float
     evidence: tuple[str, ...]
     step: int | None
-    source: Literal["exit", "hang", "signal", "verification", "saves"] = "exit"
+    source: Literal["exit", "hang", "lost", "signal", "verification", "saves"] = "exit"
     """What it was seen by."""
     tolerated: bool = False
     """Named and watched; nothing is done about it."""
@@ -180,10 +183,26 @@ class AttemptEnded(Record, frozen=True, kw_only=True):
     """Of what the ranks reported last."""
 
 
+class PolicyAdopted(Record, frozen=True, kw_only=True):
+    """By which the decisions that follow are taken."""
+
+    hash: str
+    policy: Policy
+
+
 class Decided(Record, frozen=True, kw_only=True):
-    incident: int
-    action: Literal["restart", "stop"]
+    """What the ladder makes of an event; written before anything of it is done."""
+
+    incident: int | None = None
+    """None: it is about a node only."""
+    action: ActionName
+    """The strongest of the actions."""
     because: str
+    event: AnyEvent | None = None
+    """None: a decision of an older version."""
+    actions: tuple[AnyAction, ...] = ()
+    policy: str = ""
+    """Hash of the policy that held."""
 
 
 class AttemptResumed(Record, frozen=True, kw_only=True):
@@ -315,6 +334,7 @@ AnyRecord = (
     | IncidentCorrected
     | AttemptEnding
     | AttemptEnded
+    | PolicyAdopted
     | Decided
     | AttemptResumed
     | IncidentClosed

@@ -304,6 +304,27 @@ class Starter(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a node has tried about itself."""
+
+    name: str
+    passed: bool
+    detail: str = ""
+    """What was seen; where it has not passed, what to do."""
+
+
+class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a node could take part in the job, as far as it can tell by itself."""
+
+    number: int
+    """The order's `check` that it answers."""
+    checks: tuple[Check, ...]
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if not check.passed)
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is on one node."""
 
@@ -349,6 +370,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong with copies now, one line each: damaged ones, no room, peers that do not answer."""
     store: StoreSettings | None = None
     upload: UploadReport | None = None
+    self_check: SelfCheck | None = None
+    """The newest that is over; None: none yet."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -445,3 +468,7 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     fetches: tuple[Fetch, ...] = ()
     upload: UploadOrder | None = None
     """None: an upload that is under way is given up."""
+    check: int = 0
+    """A number that this node has not answered yet asks it to test itself now; 0: nothing is asked."""
+    reach: tuple[Peer, ...] = ()
+    """Other nodes that it should be able to reach; part of the test."""

@@ -104,6 +104,8 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     """Active nodes in rank order, then standbys; with `seats` the first node only."""
     standby: int = 0
+    least: int | None = None
+    """Active nodes that the job can do with (MIN of `--nnodes MIN:MAX`); None: it never shrinks."""
     seats: Seats | None = None
     """Nodes join, until all seats are taken; None: all of them are named."""
     node_rank: int | None = None

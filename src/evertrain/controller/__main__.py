@@ -20,9 +20,10 @@ from evertrain.controller import ledger, server, views
 from evertrain.controller.clocks import clock_of_term
 from evertrain.controller.conductor import Conductor
 from evertrain.controller.store import EventStore, read_log
+from evertrain.decide import ladder
 from evertrain.decide.state import JobState, apply, fold
 from evertrain.keeper.children import boot_id
-from evertrain.model.records import AnyRecord, RunStarted, TermStarted
+from evertrain.model.records import AnyRecord, PolicyAdopted, RunStarted, TermStarted
 from evertrain.model.spec import ControllerSpec
 
 _log = logging.getLogger("evertrain.controller")
@@ -102,6 +103,7 @@ async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
                 run_id=spec.run_id,
                 nodes=spec.nodes,
                 standby=spec.standby,
+                least=spec.least,
                 nproc_per_node=spec.nproc_per_node,
                 fresh=spec.fresh or completed,
                 start=spec.start,
@@ -116,6 +118,9 @@ async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
             )
         )
     records.append(TermStarted(time=now, term=state.term + 1, clock=clock))
+    policy = ladder.policy_of(spec.config)
+    if (name := ladder.policy_hash(policy)) != state.policy:
+        records.append(PolicyAdopted(time=now, hash=name, policy=policy))
     await store.append(records)
     for record in records:
         state = apply(state, record)

@@ -180,7 +180,8 @@ class Conductor:
         for node, seen in self._nodes.items():
             if seen.connected and time.monotonic() - self._heard[node] > limit_s:
                 _log.warning("%s is connected and has said nothing for %g s", node, limit_s)
-                self._nodes[node] = NodePicture(seen.report, connected=False, since=self.now())
+                silent_s = time.monotonic() - self._heard[node]
+                self._nodes[node] = NodePicture(seen.report, connected=False, since=self.now() - silent_s)
 
     async def _seat(self) -> None:
         waiting, self._applicants = self._applicants, []

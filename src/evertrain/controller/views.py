@@ -18,6 +18,7 @@ from evertrain.decide import joining, planned, resume, storing
 from evertrain.decide.conduct import steps
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, Incident, JobState, fold
+from evertrain.model.decisions import stronger
 from evertrain.model.records import StoreCommitted
 from evertrain.model.report import PageReport
 
@@ -286,7 +287,7 @@ def incidents(state: JobState) -> list[dict[str, Any]]:
 
 
 def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
-    opened, decided, closed = incident.opened, incident.decided, incident.closed
+    opened, closed = incident.opened, incident.closed
     attempt = next((seen for seen in state.attempts if seen.number == opened.attempt), None)
     end = attempt.ends.get(opened.ranks[0]) if attempt is not None and opened.ranks else None
     after = next((seen for seen in state.attempts if seen.number == incident.failover_attempt), None)
@@ -299,15 +300,27 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
         "ranks": list(opened.ranks),
         "nodes": list(opened.nodes),
         "links": [],
-        "action": decided.action if decided else "tolerate" if opened.tolerated else "none",
+        "action": _action(incident),
         "confidence": opened.confidence,
         "evidence": [*opened.evidence, *(after.started.passed_over if after is not None else ())],
         "step": opened.step,
         "first_new_step": closed.first_new_step if closed else None,
         "seconds": asdict(ledger.seconds(incident)),
         "time": opened.fault_time,
-        "because": decided.because if decided else "",
+        "because": _because(incident),
         "open": closed is None and state.ended is None,
         "status": end.status if end is not None else None,
         "traceback": end.error.traceback if end is not None and end.error is not None else "",
     }
+
+
+def _action(incident: Incident) -> str:
+    """The strongest that was done."""
+    if not incident.decisions:
+        return "tolerate" if incident.opened.tolerated else "none"
+    return stronger(one.action for one in incident.decisions)
+
+
+def _because(incident: Incident) -> str:
+    newest = incident.decided or (incident.decisions[-1] if incident.decisions else None)
+    return newest.because if newest is not None else ""

@@ -6,8 +6,6 @@ with 0 is why the others lost it; if there is none, the culprit is unknown and n
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from evertrain.decide.state import Attempt, Incident, JobState
@@ -18,7 +16,7 @@ from evertrain.model import records as r
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """A verdict about one failed attempt."""
 
-    source: Literal["exit", "hang", "lost", "signal", "verification", "saves"] = "exit"
+    source: r.Source = "exit"
 
     fault_time: float
     cause: str
@@ -47,6 +45,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
             nodes=self.nodes,
             confidence=self.confidence,
             evidence=self.evidence,
+            source=self.source,
         )
 
 
@@ -55,9 +54,7 @@ def blame(state: JobState, attempt: Attempt, incident: Incident | None = None) -
     failures = attempt.failures()
     own = [end for end in failures if not end.follower]
     lost = [end for end in own if end.status is None]
-    if state.signals:
-        return _by_signal(state)
-    if incident is not None and incident.opened.source != "exit":
+    if incident is not None and incident.opened.source not in ("exit", "lost"):
         return _as_opened(incident)
     if lost and not any(end.status is not None for end in own):
         return _node_lost(state, lost, failures)
@@ -94,6 +91,7 @@ def _node_lost(state: JobState, lost: list[r.RankEnd], failures: list[r.RankEnd]
     nodes = tuple(dict.fromkeys(end.node for end in lost))
     ranks = tuple(end.rank for end in lost)
     return Blame(
+        source="lost",
         # the survivors felt it before anybody could tell
         fault_time=min(end.ended_time for end in failures),
         cause="node lost",
@@ -123,18 +121,6 @@ def _left_early(early: list[r.RankEnd], attempt: Attempt, failures: list[r.RankE
         nodes=tuple(dict.fromkeys(end.node for end in named)),
         confidence=0.8,
         evidence=(f"rank {first.rank} on {first.node} exited with 0 while {still} other ranks were still running",),
-    )
-
-
-def _by_signal(state: JobState) -> Blame:
-    raised = state.signals[0]
-    return Blame(
-        source="signal",
-        fault_time=raised.time,
-        cause=raised.signal.replace("_", " "),
-        category="gpu_hardware" if raised.signal.startswith("gpu") else "unknown",
-        nodes=(raised.node,),
-        evidence=tuple(signal.evidence for signal in state.signals),
     )
 
 

@@ -13,7 +13,19 @@ from __future__ import annotations
 
 from math import isfinite
 
-from evertrain.decide import blame, closing, hangs, incidents, joining, lost, planned, restart, saves, starting
+from evertrain.decide import (
+    blame,
+    closing,
+    hangs,
+    incidents,
+    joining,
+    lost,
+    notices,
+    planned,
+    saves,
+    starting,
+    verdicts,
+)
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.detect import exits
@@ -23,6 +35,8 @@ from evertrain.model.records import AnyRecord
 from evertrain.model.report import NodeReport, PageReport
 
 _MARK_EVERY_S = 10.0
+_LEAVE_S = 5.0
+"""So long the ranks of a node that was taken out may take to end."""
 
 
 def decide(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
@@ -32,10 +46,11 @@ def decide(state: JobState, picture: Picture, config: Config, now: float) -> lis
     for rule in (
         _nodes_come_and_go,
         _node_states,
+        notices.look,
         _ranks_ended,
         _attempt_running,
         _attempt_over,
-        _verdict,
+        verdicts.look,
         closing.close,
         starting.start,
     ):
@@ -81,21 +96,36 @@ def _ranks_ended(state: JobState, picture: Picture, config: Config, now: float) 
     if attempt is None:
         return []
     ends: list[r.RankEnd] = []
-    for node in dict.fromkeys(attempt.started.placement.values()):
+    for node, alive in attempt.alive_by_node().items():
         report = picture.report(node)
-        if report is not None:
-            ends += _new_ends(attempt, node, report, now)
+        seen = _new_ends(attempt, node, alive, report, now) if report is not None else []
+        if not seen and _is_written_off(state, picture, attempt, node, now):
+            seen = [_unseen_end(rank, node, now, killed=True) for rank in alive]
+        ends += seen
     return [r.RanksEnded(time=now, attempt=attempt.number, ends=tuple(ends))] if ends else []
 
 
-def _new_ends(attempt: Attempt, node: str, report: NodeReport, now: float) -> list[r.RankEnd]:
-    alive = {rank for rank in attempt.alive() if attempt.started.placement[rank] == node}
-    if not alive or report.keeper is None:
+def _is_written_off(state: JobState, picture: Picture, attempt: Attempt, node: str, now: float) -> bool:
+    """Whether nobody waits for the end of ranks of a node that was taken out.
+
+    Whatever they still do there, they belong to an attempt that is over: nobody takes anything from them.
+    """
+    if attempt.ending is None or node in state.roster:
+        return False
+    return not picture.connected(node) or now - state.since(attempt.ending.time) > _LEAVE_S
+
+
+def _unseen_end(rank: int, node: str, now: float, *, killed: bool = False) -> r.RankEnd:
+    return r.RankEnd(rank=rank, node=node, pid=0, status=None, ended_time=now, killed=killed)
+
+
+def _new_ends(attempt: Attempt, node: str, alive: list[int], report: NodeReport, now: float) -> list[r.RankEnd]:
+    if report.keeper is None:
         return []
     listed = next((seen for seen in report.attempts if seen.attempt == attempt.number), None)
     if report.keeper != attempt.started.keepers[node] or listed is None:
         # ranks die with their keeper; nobody saw when, so the moment we learnt of it stands in
-        return [r.RankEnd(rank=rank, node=node, pid=0, status=None, ended_time=now) for rank in sorted(alive)]
+        return [_unseen_end(rank, node, now) for rank in alive]
     return [
         r.RankEnd(
             rank=seen.rank,
@@ -125,7 +155,7 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
         because = f"{left} has done its work and does not leave"
         return [r.AttemptEnding(time=now, attempt=attempt.number, signal=9, because=because, completed=True)]
     step, _ = steps(attempt, picture)
-    if attempt.failures() or (state.signals and not state.run.observe_only):  # type: ignore[union-attr]
+    if attempt.failures():
         return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
     if attempt.ends and attempt.alive() and _left_behind(state, attempt, picture, config, now):
         return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
@@ -134,6 +164,7 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
         or hangs.look(state, attempt, picture, step, config.hang, now)
         or planned.verify(state, picture, attempt, now)
         or saves.look(state, picture, attempt, step, config.checkpoint.failed_saves_limit, now)
+        or verdicts.proven(state, attempt, step, config, now)
         or _milestones(state, attempt, picture, config, now)
     )
 
@@ -298,12 +329,3 @@ def steps(attempt: Attempt, picture: Picture) -> tuple[int | None, int]:
         absolute.append(mark.step)
     relative = max((page.relative_step for page in pages), default=mark.relative_step if mark else 0)
     return max(absolute, default=None), relative
-
-
-def _verdict(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
-    """An attempt has failed: restart, or stop with the reason."""
-    incident, newest = state.incident, state.attempt
-    if incident is None or incident.decided is not None or newest is None or newest.ended is None or state.closing:
-        return []
-    action, because = restart.after_failure(state, incident, config.restart)
-    return [r.Decided(time=now, incident=incident.number, action=action, because=because)]

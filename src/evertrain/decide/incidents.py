@@ -11,25 +11,35 @@ from evertrain.model.records import AnyRecord
 def act(state: JobState, attempt: Attempt, verdict: Blame, step: int | None, now: float) -> list[AnyRecord]:
     """Open an incident and end the attempt: what follows is decided when nothing of it is left."""
     ending = r.AttemptEnding(time=now, attempt=attempt.number, signal=9, because=verdict.cause)
-    return [*_opened(state, attempt, verdict, step, now, tolerated=False), ending]
+    known = state.incident
+    if known is not None and known.opened.attempt == attempt.number and known.decided is None:
+        return [ending]  # a node of it is known to be broken, and a replacement waited for
+    return [*over(state, now), opened(state, attempt.number, verdict, step, now), ending]
 
 
 def watch(state: JobState, attempt: Attempt, verdict: Blame, step: int | None, now: float) -> list[AnyRecord]:
     """Open an incident that names somebody, and leave everybody alone."""
-    return _opened(state, attempt, verdict, step, now, tolerated=True)
+    return [*over(state, now), opened(state, attempt.number, verdict, step, now, tolerated=True)]
 
 
-def _opened(
-    state: JobState, attempt: Attempt, verdict: Blame, step: int | None, now: float, *, tolerated: bool
-) -> list[AnyRecord]:
-    records: list[AnyRecord] = []
-    if (before := state.incident or state.tolerated) is not None:
-        # training had not come back to where it was: that incident ends where this one begins
-        records.append(r.IncidentClosed(time=now, incident=before.number, first_new_step=None, passed_time=None))
-    opened = r.IncidentOpened(
+def over(state: JobState, now: float) -> list[AnyRecord]:
+    """Training had not come back to where it was: what is open ends where the next one begins."""
+    known = (state.incident, state.tolerated)
+    return [
+        r.IncidentClosed(time=now, incident=one.number, first_new_step=None, passed_time=None)
+        for one in known
+        if one is not None
+    ]
+
+
+def opened(
+    state: JobState, attempt: int, verdict: Blame, step: int | None, now: float, *, tolerated: bool = False
+) -> r.IncidentOpened:
+    """The incident under its number."""
+    return r.IncidentOpened(
         time=now,
         incident=max(state.incidents, default=0) + 1,
-        attempt=attempt.number,
+        attempt=attempt,
         fault_time=min(verdict.fault_time, now),
         cause=verdict.cause,
         category=verdict.category,
@@ -41,4 +51,4 @@ def _opened(
         source=verdict.source,
         tolerated=tolerated,
     )
-    return [*records, opened]
+

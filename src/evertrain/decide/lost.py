@@ -1,17 +1,22 @@
-"""Is a node gone for good? Only if it is silent, and its peers are stalled.
+"""Is a node gone for good? Only if it is silent, most others can be heard, and its peers saw it go or stand still.
 
-Silence alone says nothing: the controller may be the one that is cut off, and training goes on without it. The ranks of
-a lost node count as ended, so that the attempt ends and something can follow; nothing else is done to the node. Should
-it come back, it finds that its attempt is over, ends what it still runs, and takes part in the next one.
+Silence alone says nothing: the controller may be the one that is cut off, and training goes on without it. Where the
+connections to its ranks have broken, a short silence is enough; where the others merely wait, a link may be down that
+heals, so it takes longer. The ranks of a lost node count as ended, so that the attempt ends and a standby can take its
+place. Should it come back, it finds that its attempt is over and ends what it still runs.
 """
 
 from __future__ import annotations
 
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
+from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.config import MachinesConfig
 from evertrain.model.records import AnyRecord
+
+_BEFORE_S = 10.0
+"""A connection breaks at once; that an agent is silent is noticed a few heartbeats later."""
 
 
 def look(state: JobState, picture: Picture, config: MachinesConfig, now: float) -> list[AnyRecord]:
@@ -19,22 +24,59 @@ def look(state: JobState, picture: Picture, config: MachinesConfig, now: float) 
     attempt = state.active
     if attempt is None:
         return []
-    holders = {attempt.started.placement[rank] for rank in attempt.alive()}
-    silent_s = {node: now - _since(state, picture, node) for node in holders if not picture.connected(node)}
-    silent = [node for node, length_s in silent_s.items() if length_s >= config.lost_s]
-    if not silent or not _peers_are_stalled(attempt, picture, config, now):
+    alive = attempt.alive_by_node()
+    silent_s = {node: now - since(state, picture, node) for node in alive if not picture.connected(node)}
+    broken = {node for node, length_s in silent_s.items() if length_s >= config.broken_s}
+    if not broken or not most_are_heard(state, picture):
         return []
+    if not _saw_it_go(attempt, [now - silent_s[node] for node in broken]):
+        broken = {node for node in broken if silent_s[node] >= config.lost_s}
+        if not broken or not _peers_are_stalled(attempt, picture, config, now):
+            return []
+        how = "the ranks that wait for it stand still"
+    else:
+        how = "connections to its ranks have broken"
     records: list[AnyRecord] = []
-    for node in sorted(silent):
-        because = f"silent for {silent_s[node]:.0f} s, and the ranks that wait for it stand still"
+    for node in sorted(broken):
+        because = f"silent for {silent_s[node]:.0f} s, and {how}"
         records.append(r.NodeChanged(time=now, node=node, state="lost", because=because))
-        ranks = [rank for rank in attempt.alive() if attempt.started.placement[rank] == node]
-        ends = (r.RankEnd(rank=rank, node=node, pid=0, status=None, ended_time=now) for rank in ranks)
+        ends = (r.RankEnd(rank=rank, node=node, pid=0, status=None, ended_time=now) for rank in alive[node])
         records.append(r.RanksEnded(time=now, attempt=attempt.number, ends=tuple(ends)))
     return records
 
 
-def _since(state: JobState, picture: Picture, node: str) -> float:
+def away(state: JobState, picture: Picture, config: MachinesConfig, node: str, now: float) -> str:
+    """Why a node that the next attempt needs counts as lost, when a standby could take its place; empty: it does not."""
+    usable = state.usable_standbys()
+    if picture.connected(node) or not usable or not most_are_heard(state, picture):
+        return ""
+    silent_s = now - since(state, picture, node)
+    if silent_s < config.broken_s or _is_judged(state, node, state.nodes[usable[0]].time):
+        return ""
+    return f"silent for {silent_s:.0f} s, and no rank runs"
+
+
+def _is_judged(state: JobState, node: str, since_time: float) -> bool:
+    """Whether the ladder knew of the standby when it was asked about this loss."""
+    decisions = state.incident.decisions if state.incident is not None else ()
+    asked = (one for one in decisions if isinstance(one.event, d.AttemptFailed) and node in one.event.nodes)
+    return any(one.time >= since_time for one in asked)
+
+
+def most_are_heard(state: JobState, picture: Picture) -> bool:
+    """Whether more than half of the nodes can be heard: else it is we who are cut off."""
+    nodes = state.roster
+    return sum(map(picture.connected, nodes)) * 2 > len(nodes) - 1
+
+
+def _saw_it_go(attempt: Attempt, silent_since: list[float]) -> bool:
+    """Whether ranks lost a connection when the node fell silent or later, and none that can be heard is the reason."""
+    failures = attempt.failures()
+    lost_it = any(end.follower and end.ended_time >= min(silent_since) - _BEFORE_S for end in failures)
+    return lost_it and all(end.follower for end in failures)
+
+
+def since(state: JobState, picture: Picture, node: str) -> float:
     """When the node fell silent; a controller that has never heard it has listened from its own start on."""
     return picture.nodes[node].since if node in picture.nodes else state.term_time
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evertrain.decide import closing, planned, resume, storing
+from evertrain.decide import closing, lost, planned, resume, storing, verdicts
 from evertrain.decide.picture import Picture
 from evertrain.decide.resume import Resume
 from evertrain.decide.state import JobState
@@ -16,7 +16,7 @@ _MOST_LINES = 8
 
 def start(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
     """Everything is prepared and nothing of the old attempt is left: go."""
-    if state.closing or state.active is not None or not state.roster:
+    if state.closing or state.active is not None or not state.roster or _is_held(state, now):
         return []
     if missing := _not_ready(state, picture):
         return _give_up_waiting(state, picture, config, now, missing)
@@ -57,6 +57,12 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
         restart=asked.asked.restart if asked is not None else None,
     )
     return [started]
+
+
+def _is_held(state: JobState, now: float) -> bool:
+    """Whether it has not been decided yet how training goes on, or storage is given time."""
+    undecided = state.incident is not None and state.incident.decided is None
+    return undecided or now < state.memory.hold_until
 
 
 def fetches(state: JobState, picture: Picture, config: Config) -> dict[str, tuple[Fetch, ...]]:
@@ -150,6 +156,8 @@ def _give_up_waiting(state: JobState, picture: Picture, config: Config, now: flo
     assert state.run is not None
     node = missing.partition(":")[0]
     report = picture.report(node)
+    if because := lost.away(state, picture, config.machines, node, now):
+        return verdicts.missing(state, node, because, now)
     if report is not None and picture.connected(node) and report.starter.state == "starting":
         return []  # imports may take as long as they need
     newest = state.attempt

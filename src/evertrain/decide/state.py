@@ -37,6 +37,14 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         """Ranks not known to have ended."""
         return tuple(rank for rank in self.started.placement if rank not in self.ends)
 
+    def alive_by_node(self) -> dict[str, list[int]]:
+        """The same by the node that they were placed on; nodes with none are left out."""
+        found: dict[str, list[int]] = {}
+        for rank, node in self.started.placement.items():
+            if rank not in self.ends:
+                found.setdefault(node, []).append(rank)
+        return found
+
     def failures(self) -> list[r.RankEnd]:
         """Abnormal ends that were not our own doing, in the order in which they happened."""
         failed = [end for end in self.ends.values() if end.failed]
@@ -179,6 +187,10 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         """Nodes that wait, in the order in which they joined them."""
         return self.roster[len(self.roster) - self.standby :]
 
+    def usable_standbys(self) -> tuple[str, ...]:
+        """Those that have tested themselves and can be heard."""
+        return tuple(node for node in self.standbys() if node in self.nodes and self.nodes[node].state == "standby")
+
     def placement(self) -> dict[int, str]:
         """Ranks stay with their node, in the order of the nodes; empty until the nodes are settled."""
         assert self.run is not None
@@ -221,11 +233,12 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
         case r.Progress():
             return _with_attempt(state, replace(_attempt(state, record.attempt), progress=record))
         case r.IncidentOpened():
-            state = state if record.tolerated else replace(state, signals=(), suspicion=None)
+            state = state if record.tolerated else replace(state, suspicion=None)
             return _with_incident(state, Incident(opened=record, located_time=record.time))
         case r.IncidentCorrected():
             incident = state.incidents[record.incident]
             fields = {name: getattr(record, name) for name in record.__struct_fields__ if name != "time"}
+            fields["source"] = record.source or incident.opened.source
             opened = replace(incident.opened, **fields)
             return _with_incident(state, replace(incident, opened=opened, located_time=record.time))
         case r.PolicyAdopted():

@@ -6,6 +6,7 @@ can be taken again from it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -266,4 +267,9 @@ _ORDER: tuple[ActionName, ...] = ActionName.__args__  # type: ignore[attr-define
 
 def strongest(actions: tuple[AnyAction, ...]) -> ActionName:
     """The name under which a decision is shown."""
-    return max((_NAMES.get(type(action), "none") for action in actions), key=_ORDER.index, default="none")
+    return stronger(_NAMES.get(type(action), "none") for action in actions)
+
+
+def stronger(names: Iterable[ActionName]) -> ActionName:
+    """The strongest of them."""
+    return max(names, key=_ORDER.index, default="none")

@@ -128,6 +128,10 @@ class RanksEnded(Record, frozen=True, kw_only=True):
     ends: tuple[RankEnd, ...]
 
 
+Source = Literal["exit", "hang", "lost", "signal", "verification", "saves"]
+"""What an incident was seen by."""
+
+
 class IncidentOpened(Record, frozen=True, kw_only=True):
     incident: int
     attempt: int
@@ -139,8 +143,7 @@ class IncidentOpened(Record, frozen=True, kw_only=True):
     confidence: float
     evidence: tuple[str, ...]
     step: int | None
-    source: Literal["exit", "hang", "lost", "signal", "verification", "saves"] = "exit"
-    """What it was seen by."""
+    source: Source = "exit"
     tolerated: bool = False
     """Named and watched; nothing is done about it."""
 
@@ -156,6 +159,8 @@ class IncidentCorrected(Record, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     confidence: float
     evidence: tuple[str, ...]
+    source: Source | None = None
+    """None: the same."""
 
 
 class AttemptEnding(Record, frozen=True, kw_only=True):

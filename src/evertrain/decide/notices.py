@@ -1,0 +1,118 @@
+"""What was seen of nodes, or asked for about them, that calls for a decision?
+
+One thing at a time: a sign of trouble, a wish of the user, a node that would like to join, a test of one that was
+evicted. Each returns the decision and what follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from evertrain.decide import answering, incidents, joining, standbys
+from evertrain.decide.blame import Blame
+from evertrain.decide.picture import Picture
+from evertrain.decide.state import JobState
+from evertrain.detect import readings
+from evertrain.model import decisions as d
+from evertrain.model import records as r
+from evertrain.model.config import Config
+from evertrain.model.records import AnyRecord
+
+
+def look(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """The first that there is."""
+    if not state.policy or not state.roster or state.closing:
+        return []
+    if state.signals:
+        return _signal(state, state.signals[0], now)
+    for event in (*_asked(state, now), *_arrivals(state, picture, now)):
+        return answering.answer(state, event)
+    for tested in _tests(state, picture, config, now):
+        decided = answering.decision(state, tested)
+        # a test that changes nothing is no news: one a minute would fill the log
+        if any(isinstance(action, d.Enlist) for action in decided.actions):
+            return [decided]
+    return []
+
+
+# -- signs of trouble --------------------------------------------------------------------------------------------------
+
+
+def _signal(state: JobState, raised: r.SignalRaised, now: float) -> list[AnyRecord]:
+    match readings.grade(raised.signal):
+        case "fault":
+            fault = d.NodeFault(time=now, node=raised.node, signal=raised.signal, evidence=raised.evidence)
+            return _incident_of(state, raised, fault)
+        case "network":
+            alert = d.NetworkAlert(time=now, node=raised.node, signal=raised.signal, evidence=raised.evidence)
+            return _incident_of(state, raised, alert)
+        case "reading":
+            reading = d.HardwareReading(time=now, node=raised.node, signal=raised.signal, evidence=raised.evidence)
+            return answering.answer(state, reading)
+        case "blind":
+            blind = d.SensorBlind(time=now, node=raised.node, sensor=raised.signal, evidence=raised.evidence)
+            return answering.answer(state, blind)
+
+
+def _incident_of(state: JobState, raised: r.SignalRaised, event: d.NodeFault | d.NetworkAlert) -> list[AnyRecord]:
+    """What is acted upon, or knowingly not, is an incident: one that is over at once where nothing is done."""
+    now, number = event.time, max(state.incidents, default=0) + 1
+    decided = answering.decision(state, event, number)
+    evict = next((action for action in decided.actions if isinstance(action, d.Evict)), None)
+    acts = bool(answering.evicted_ranks_of(state, decided)) or answering.waits(decided) is not None
+    attempt = state.attempt
+    verdict = Blame(
+        source="signal",
+        fault_time=raised.time,
+        cause=raised.signal.replace("_", " "),
+        category=_category(raised.signal),
+        nodes=(raised.node,),
+        evidence=evict.evidence if evict is not None else (raised.evidence,),
+    )
+    number_of_attempt = attempt.number if attempt is not None else 0
+    step = attempt.progress.step if attempt is not None and attempt.progress is not None else state.best_step
+    opened = incidents.opened(state, number_of_attempt, verdict, step, now, tolerated=not acts)
+    if acts:
+        return [*incidents.over(state, now), opened, decided, *answering.consequences(state, decided)]
+    # it disturbs nothing that is going on
+    return [opened, decided, r.IncidentClosed(time=now, incident=number, first_new_step=None, passed_time=None)]
+
+
+def _category(signal: str) -> str:
+    if readings.grade(signal) == "network":
+        return "network_ib"
+    if signal.startswith(("gpu", "xid", "row_remap")):
+        return "gpu_hardware"
+    return "storage" if signal.startswith("disk") else "host_os"
+
+
+# -- nodes that come, and come back ------------------------------------------------------------------------------------
+
+
+def _asked(state: JobState, now: float) -> Iterator[d.AnyEvent]:
+    """What the user asked for and nobody has answered yet."""
+    for asked in state.requests:
+        if asked.wish == "allow":
+            yield d.NodeAllowed(time=now, node=asked.node, because=asked.because)
+        elif state.incident is None:  # a recovery comes first
+            yield d.DrainRequested(time=now, node=asked.node, because=asked.because)
+
+
+def _arrivals(state: JobState, picture: Picture, now: float) -> Iterator[d.AnyEvent]:
+    for node in joining.arrivals(state, picture):
+        yield d.NodeArrived(time=now, node=node)
+
+
+def _tests(state: JobState, picture: Picture, config: Config, now: float) -> Iterator[d.AnyEvent]:
+    """What evicted nodes say of themselves, whenever they have been tested again."""
+    for node in state.memory.blocked:
+        report = picture.report(node)
+        if report is None or not picture.connected(node):
+            continue
+        number = standbys.check_number(state, picture, node, config, now)
+        checked = standbys.verdict(report, number)
+        if checked is not None:
+            evidence = tuple(f"{check.name}: {check.detail}" for check in (checked.failed or checked.checks))
+            yield d.NodeTested(time=now, node=node, passed=not checked.failed, evidence=evidence)

@@ -1,0 +1,138 @@
+"""An attempt has failed: which event is that, and what is its incident waiting for?
+
+    failed ──▶ decided: restart, evict, stop, hold
+       └─────▶ somebody is asked, or a node waited for ──answer, node, deadline──▶ decided
+
+Every wait has its deadline here.
+"""
+
+from __future__ import annotations
+
+from evertrain.decide import answering, closing, incidents
+from evertrain.decide.blame import Blame
+from evertrain.decide.picture import Picture
+from evertrain.decide.state import Attempt, Incident, JobState, fold
+from evertrain.detect import exits
+from evertrain.model import decisions as d
+from evertrain.model import records as r
+from evertrain.model.config import Config
+from evertrain.model.records import AnyRecord
+
+
+def look(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """What follows for the incident that nobody has decided yet."""
+    incident = state.incident
+    if incident is None or incident.decided is not None or state.closing or not state.policy:
+        return []
+    if incident.decisions:
+        return _waiting(state, incident, config, now)
+    attempt = state.attempt
+    if attempt is None or attempt.number != incident.opened.attempt:
+        return []
+    unkillable = attempt.ended is None and attempt.ending is not None and closing.at_rest(state, picture)
+    if attempt.ended is None and not (unkillable and state.usable_standbys()):
+        return []  # it may let go yet, and nobody else could take its place
+    event = _failed(attempt, incident, now, unkillable=unkillable)
+    return answering.answer(state, event, incident.number)
+
+
+def _failed(attempt: Attempt, incident: Incident, now: float, *, unkillable: bool) -> d.AttemptFailed:
+    opened = incident.opened
+    ends = [attempt.ends[rank] for rank in opened.ranks if rank in attempt.ends]
+    own = next((end.error for end in ends if end.error is not None and not end.follower), None)
+    raised = own is not None and len(opened.ranks) == 1 and not exits.is_damage(own)
+    return d.AttemptFailed(
+        time=now,
+        incident=incident.number,
+        source="exit" if opened.source == "signal" else opened.source,
+        cause=opened.cause,
+        category=opened.category,
+        ranks=opened.ranks,
+        nodes=opened.nodes,
+        step=opened.step,
+        signature=own.signature() if raised and own is not None else "",
+        confidence=opened.confidence,
+        evidence=opened.evidence,
+        unkillable=unkillable,
+        is_damage=any(exits.is_damage(end.error) for end in attempt.ends.values()),
+    )
+
+
+def _waiting(state: JobState, incident: Incident, config: Config, now: float) -> list[AnyRecord]:
+    """Nodes that are ready now; a wait that is over; an answer that has not come in time."""
+    last = incident.decisions[-1]
+    for decided in reversed(incident.decisions):
+        if (wait := answering.waits(decided)) is not None:
+            return _for_nodes(state, incident, wait, now)
+    asked = next((action for action in last.actions if type(action) in _RUNGS), None)
+    if asked is None or now - state.since(last.time) > config.ladder.inspect_limit_s:
+        rung = _RUNGS[type(asked)] if asked is not None else "inspect"
+        silent = d.Answered(time=now, incident=incident.number, rung=rung, outcome="not_available")
+        return answering.answer(state, silent, incident.number)
+    return []
+
+
+_RUNGS: dict[type[d.Action], d.Rung] = {d.Inspect: "inspect", d.RollBack: "roll_back", d.Replay: "replay"}
+
+
+def _for_nodes(state: JobState, incident: Incident, wait: d.WaitForNodes, now: float) -> list[AnyRecord]:
+    told = {one.event.node for one in incident.decisions if isinstance(one.event, d.NodeReady)}
+    for node in state.usable_standbys():
+        if node not in told:
+            return answering.answer(state, d.NodeReady(time=now, node=node), incident.number)
+    if now < wait.until:
+        return []
+    records = answering.answer(state, d.NobodyCame(time=now, incident=incident.number), incident.number)
+    if state.active is not None and state.active.ending is None and len(records) == 1:
+        # it has trained all the time, and goes on
+        records.append(
+            r.IncidentClosed(time=now, incident=incident.number, first_new_step=None, passed_time=None)
+        )
+    return records
+
+
+def missing(state: JobState, node: str, because: str, now: float) -> list[AnyRecord]:
+    """A node that the next attempt needs does not come back, and a standby can take its place."""
+    lost = r.NodeChanged(time=now, node=node, state="lost", because=because)
+    verdict = Blame(
+        source="lost",
+        fault_time=now,
+        cause="node lost",
+        category="host_os",
+        ranks=tuple(rank for rank, placed in state.placement().items() if placed == node),
+        nodes=(node,),
+        evidence=(f"{node}: {because}",),
+    )
+    incident = state.incident
+    records: list[AnyRecord] = [lost]
+    if incident is None:
+        last = state.attempt.number if state.attempt is not None else 0
+        records.append(incidents.opened(state, last, verdict, state.best_step, now))
+    number = incident.number if incident is not None else max(state.incidents, default=0) + 1
+    event = d.AttemptFailed(
+        time=now,
+        incident=number,
+        source="lost",
+        cause=verdict.cause,
+        category=verdict.category,
+        ranks=verdict.ranks,
+        nodes=verdict.nodes,
+        step=state.best_step,
+        evidence=verdict.evidence,
+    )
+    return [*records, *answering.answer(fold(records, state), event, number)]
+
+
+def proven(state: JobState, attempt: Attempt, step: int | None, config: Config, now: float) -> list[AnyRecord]:
+    """Training has come so far beyond the failing step that its restart counts as a success."""
+    chain = state.memory.chain.incidents
+    if not chain or not state.policy or attempt.resumed is None:
+        return []
+    last = state.incidents.get(chain[-1])
+    failed_at = last.opened.step if last is not None else None
+    if failed_at is None or step is None:
+        if now - attempt.resumed.resumed_time < config.ladder.proven_s:
+            return []
+    elif step < failed_at + config.ladder.proven_steps:
+        return []
+    return answering.answer(state, d.Proven(time=now, incident=chain[-1]))

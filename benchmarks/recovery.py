@@ -7,6 +7,8 @@ without it a gloo job never comes back from a restart under torch 2.13.
 
 Hangs (a rank sleeps) and stops (SIGSTOP) are run with Evertrain's default limits. torchrun notices a hang only when
 the process group's timeout is over: the toy gives it 20 s instead of torch's 1,800 s, and its figure follows from that.
+
+`node_loss_to_step_s`: one of two nodes is gone for good, and a standby trains in its place (default settings).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import peers
+import standby
 from harness import (
     BIN,
     ROOT,
@@ -47,6 +50,7 @@ TARGETS = {
     "start_ratio_to_torchrun": 0.5,
     "evertrain_hang_median_s": 12.0,
     "evertrain_stop_median_s": 12.0,
+    "node_loss_to_step_s": 15.0,
 }
 
 
@@ -188,6 +192,19 @@ def measure_hangs(tools: Sequence[Tool], runs: int) -> dict[str, list[float]]:
     return found
 
 
+def measure_node_losses(runs: int) -> dict[str, list[float]]:
+    """Seconds from the loss of a node to the first new step on a standby."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for _ in range(runs):
+        try:
+            found["node_loss_to_step_s"].append(standby.until_standby_trains("node-loss", nodes=2))
+        except standby.NotMeasured as error:
+            print(f"node loss: {error}", flush=True)
+            continue
+        print(f"node loss: {found['node_loss_to_step_s'][-1]:.2f} s", flush=True)
+    return found
+
+
 def main() -> int:
     flags = parser(__doc__)
     flags.add_argument("--tools", default="evertrain,torchrun,ft_launcher,dlrover", help="launchers to compare")
@@ -236,6 +253,8 @@ def main() -> int:
         if ranks == sizes[0] and tool.name in ("evertrain", *(() if options.quick else ("torchrun",)))
     ]
     hangs = measure_hangs(patient, 1 if options.quick else 3)
+    if "evertrain" in names:
+        hangs |= measure_node_losses(1 if options.quick else 3)
     figures = {**figures_of(outcomes), **{name: median(seconds) for name, seconds in hangs.items()}}
     show(outcomes, figures)
     samples = {name: len(hangs[name]) if name in hangs else _runs_behind(name, outcomes) for name in figures}

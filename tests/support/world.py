@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from evertrain.decide import starting
+from evertrain.decide import ladder, starting
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.joining import Wish, admit
@@ -19,10 +19,19 @@ from evertrain.decide.state import JobState, apply
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.model.clocks import Clock
 from evertrain.model.config import Config
-from evertrain.model.records import AnyRecord, NodeJoined, RunStarted, StopRequested, TermStarted
+from evertrain.model.records import (
+    AnyRecord,
+    NodeJoined,
+    PolicyAdopted,
+    RunStarted,
+    SignalRaised,
+    StopRequested,
+    TermStarted,
+)
 from evertrain.model.report import (
     AttemptReport,
     Backup,
+    Check,
     Comparison,
     Copy,
     Desired,
@@ -34,6 +43,7 @@ from evertrain.model.report import (
     Part,
     RankError,
     RankReport,
+    SelfCheck,
     Starter,
 )
 from evertrain.model.spec import Command, ControllerSpec, Seats
@@ -111,6 +121,8 @@ class Node:
     compared: tuple[Comparison, ...] = ()
     memory_is_tight: bool = False
     order: Desired | None = None
+    check_fails: str = ""
+    """What its self-check finds."""
     backups: tuple[Backup, ...] = ()
     failed: tuple[Failed, ...] = ()
 
@@ -124,7 +136,8 @@ class World:
         self.now = 1000.0
         self.config = config or Config()
         self.pids = iter(range(100, 10**9))
-        names = tuple(f"node-{index}" for index in range(1 if seats is not None else nodes))
+        standby = int(run.get("standby", 0))  # type: ignore[call-overload]
+        names = tuple(f"node-{index}" for index in range(1 if seats is not None else nodes + standby))
         self.nodes = {name: Node(name, Identity(next(self.pids), 1)) for name in names}
         self.spec = ControllerSpec(
             job="job", run_id="job-1", run_dir="/run", log_root="/run/logs", database="", token_file="", listen_fd=0,
@@ -145,6 +158,8 @@ class World:
         self.write(RunStarted(time=self.now, **started))  # type: ignore[arg-type]
         self.clock = Clock("boot-1", 0.0)
         self.write(TermStarted(time=self.now, term=1, clock=self.clock))
+        policy = ladder.policy_of(self.config)
+        self.write(PolicyAdopted(time=self.now, hash=ladder.policy_hash(policy), policy=policy))
 
     @property
     def run(self) -> RunStarted:
@@ -183,6 +198,17 @@ class World:
         process = self.process(rank)
         if process is not None and process.state == "running":
             process.state, process.exit = "ended", exit
+
+    def signal(self, kind: str, node: str) -> None:
+        """A sensor says something about a node."""
+        self.write(SignalRaised(time=self.now, node=node, signal=kind, evidence=f"{kind} on {node} at {self.now:.0f}"))
+
+    def lose(self, name: str) -> None:
+        """The machine is gone: nothing is heard of it, and the others lose their connections to its ranks."""
+        self.nodes[name].connected = False
+        self.lose_keeper(name)
+        for rank in self.running():
+            self.end(rank, Exit(status=1, time=self.now + 0.005, error=LOST.error))
 
     def lose_keeper(self, name: str) -> None:
         """Keeper and ranks of a node at once."""
@@ -336,7 +362,13 @@ class World:
             backups=node.backups,
             failed_fetches=node.failed,
             memory_is_tight=node.memory_is_tight,
+            self_check=self._self_check(node),
         )
+
+    def _self_check(self, node: Node) -> SelfCheck | None:
+        number = node.order.check if node.order is not None else 0
+        check = Check(name="memory", passed=not node.check_fails, detail=node.check_fails or "all as it should be")
+        return SelfCheck(number=number, checks=(check,)) if number else None
 
     def running(self) -> dict[int, int]:
         """Attempt of each running rank."""

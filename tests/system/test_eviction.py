@@ -36,7 +36,12 @@ def start(start_job: StartJob, tmp_path: Path) -> Any:
     """A job of four ranks on two nodes, or on four, with standbys."""
 
     def begin(
-        *faults: str, nodes: int = 2, standby: int = 1, config: str = "", flags: tuple[str, ...] = (), sleep: float = 0.08
+        *faults: str,
+        nodes: int = 2,
+        standby: int = 1,
+        config: str = "",
+        flags: tuple[str, ...] = (),
+        sleep: float = 0.08,
     ) -> Job:
         file = tmp_path / "config.yaml"
         file.write_text(config)
@@ -75,7 +80,9 @@ def is_replayed(job: Job) -> None:
 
 
 def ready(job: Job, node: str) -> None:
-    job.wait_until(lambda status: {"id": node, "state": "standby"}.items() <= _node(status, node).items(), f"{node} waits")
+    job.wait_until(
+        lambda status: {"id": node, "state": "standby"}.items() <= _node(status, node).items(), f"{node} waits"
+    )
 
 
 def _node(status: dict[str, Any], node: str) -> dict[str, Any]:
@@ -197,7 +204,9 @@ def test_a_frozen_node_that_comes_back_is_fenced(start: Any, calm: str) -> None:
             processes.send(process, signal.SIGCONT)
     assert {worker["node"] for worker in after["workers"]} == {"node-0", "node-2"}
     eventually(
-        lambda: not any(one is not None and processes.is_alive(one) for one in mine), "its old ranks end", story=job.story
+        lambda: not any(one is not None and processes.is_alive(one) for one in mine),
+        "its old ranks end",
+        story=job.story,
     )
     assert job.wait() == 0
     assert training.digest(job.folder) == calm, "nothing of what it did got into the new attempt"

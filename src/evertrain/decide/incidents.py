@@ -51,4 +51,3 @@ def opened(
         source=verdict.source,
         tolerated=tolerated,
     )
-

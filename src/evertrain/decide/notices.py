@@ -93,8 +93,8 @@ def _category(signal: str) -> str:
 
 def _asked(state: JobState, now: float) -> Iterator[d.AnyEvent]:
     """What the user asked for and nobody has answered yet."""
-    for asked in state.requests:
-        if asked.wish == "allow":
+    for asked in state.asked:
+        if isinstance(asked, r.AllowAsked):
             yield d.NodeAllowed(time=now, node=asked.node, because=asked.because)
         elif state.incident is None:  # a recovery comes first
             yield d.DrainRequested(time=now, node=asked.node, because=asked.because)

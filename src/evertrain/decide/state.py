@@ -399,9 +399,10 @@ def _decided(state: JobState, record: r.Decided) -> JobState:
             case d.Evict():
                 state = _evicted(state, action, record.time)
             case d.Enlist():
-                joining = r.NodeChanged(time=record.time, node=action.node, state="joining", because=action.because)
-                nodes = {**state.nodes, action.node: joining}
-                state = replace(state, roster=(*state.roster, action.node), standby=state.standby + 1, nodes=nodes)
+                if action.node not in state.roster:
+                    joining = r.NodeChanged(time=record.time, node=action.node, state="joining", because=action.because)
+                    nodes = {**state.nodes, action.node: joining}
+                    state = replace(state, roster=(*state.roster, action.node), standby=state.standby + 1, nodes=nodes)
             case d.Grow():
                 active, spare = state.active_nodes(), state.standbys()
                 spare = tuple(node for node in spare if node not in action.nodes)

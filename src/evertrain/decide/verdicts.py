@@ -85,9 +85,7 @@ def _for_nodes(state: JobState, incident: Incident, wait: d.WaitForNodes, now: f
     records = answering.answer(state, d.NobodyCame(time=now, incident=incident.number), incident.number)
     if state.active is not None and state.active.ending is None and len(records) == 1:
         # it has trained all the time, and goes on
-        records.append(
-            r.IncidentClosed(time=now, incident=incident.number, first_new_step=None, passed_time=None)
-        )
+        records.append(r.IncidentClosed(time=now, incident=incident.number, first_new_step=None, passed_time=None))
     return records
 
 

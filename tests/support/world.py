@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from evertrain.decide import starting
+from evertrain.decide import standbys, starting
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.joining import Wish, admit
@@ -23,6 +23,7 @@ from evertrain.model.records import AnyRecord, NodeJoined, RunStarted, StopReque
 from evertrain.model.report import (
     AttemptReport,
     Backup,
+    Check,
     Comparison,
     Copy,
     Desired,
@@ -34,6 +35,7 @@ from evertrain.model.report import (
     Part,
     RankError,
     RankReport,
+    SelfCheck,
     Starter,
 )
 from evertrain.model.spec import Command, ControllerSpec, Seats
@@ -113,6 +115,8 @@ class Node:
     order: Desired | None = None
     backups: tuple[Backup, ...] = ()
     failed: tuple[Failed, ...] = ()
+    self_check: SelfCheck | None = None
+    disk_is_dead: bool = False
 
 
 class World:
@@ -283,7 +287,12 @@ class World:
         for node in self.nodes.values():
             if node.connected:
                 fetches = starting.fetches(self.state, self.picture(), self.config).get(node.name, ())
-                node.order = desired(self.state, self.picture(), self.spec, self.config, node.name, fetches=fetches)
+                check = standbys.check_number(self.state, self.picture(), node.name, self.config, self.now)
+                reach = standbys.reach(self.state, self.picture(), node.name)
+                node.order = desired(
+                    self.state, self.picture(), self.spec, self.config, node.name,
+                    fetches=fetches, check=check, reach=reach,
+                )  # fmt: skip
             if node.order is not None and not node.away:
                 self._perform(node, node.order)
 
@@ -336,6 +345,7 @@ class World:
             backups=node.backups,
             failed_fetches=node.failed,
             memory_is_tight=node.memory_is_tight,
+            self_check=node.self_check,
         )
 
     def running(self) -> dict[int, int]:
@@ -392,6 +402,9 @@ class World:
         if node.last_attempt != order.last_attempt:
             node.failed = ()
         node.last_attempt = order.last_attempt
+        if order.check and (node.self_check is None or node.self_check.number != order.check):
+            disk = Check(name="disk", passed=not node.disk_is_dead, detail="read-only" if node.disk_is_dead else "")
+            node.self_check = SelfCheck(number=order.check, checks=(disk,))
         for fetch in order.fetches:
             if self.fetches_fail:
                 named = {"rank": fetch.rank, "attempt": fetch.attempt, "step": fetch.step}

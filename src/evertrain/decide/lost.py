@@ -20,7 +20,7 @@ def look(state: JobState, picture: Picture, config: MachinesConfig, now: float) 
     if attempt is None:
         return []
     holders = {attempt.started.placement[rank] for rank in attempt.alive()}
-    silent_s = {node: now - _since(state, picture, node) for node in holders if not picture.connected(node)}
+    silent_s = {node: now - since(state, picture, node) for node in holders if not picture.connected(node)}
     silent = [node for node, length_s in silent_s.items() if length_s >= config.lost_s]
     if not silent or not _peers_are_stalled(attempt, picture, config, now):
         return []
@@ -34,7 +34,7 @@ def look(state: JobState, picture: Picture, config: MachinesConfig, now: float) 
     return records
 
 
-def _since(state: JobState, picture: Picture, node: str) -> float:
+def since(state: JobState, picture: Picture, node: str) -> float:
     """When the node fell silent; a controller that has never heard it has listened from its own start on."""
     return picture.nodes[node].since if node in picture.nodes else state.term_time
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from evertrain.decide import ladder, starting
+from evertrain.decide import ladder, standbys, starting
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.joining import Wish, admit
@@ -121,10 +121,10 @@ class Node:
     compared: tuple[Comparison, ...] = ()
     memory_is_tight: bool = False
     order: Desired | None = None
-    check_fails: str = ""
-    """What its self-check finds."""
     backups: tuple[Backup, ...] = ()
     failed: tuple[Failed, ...] = ()
+    self_check: SelfCheck | None = None
+    disk_is_dead: bool = False
 
 
 class World:
@@ -136,8 +136,7 @@ class World:
         self.now = 1000.0
         self.config = config or Config()
         self.pids = iter(range(100, 10**9))
-        standby = int(run.get("standby", 0))  # type: ignore[call-overload]
-        names = tuple(f"node-{index}" for index in range(1 if seats is not None else nodes + standby))
+        names = tuple(f"node-{index}" for index in range(1 if seats is not None else nodes))
         self.nodes = {name: Node(name, Identity(next(self.pids), 1)) for name in names}
         self.spec = ControllerSpec(
             job="job", run_id="job-1", run_dir="/run", log_root="/run/logs", database="", token_file="", listen_fd=0,
@@ -309,7 +308,12 @@ class World:
         for node in self.nodes.values():
             if node.connected:
                 fetches = starting.fetches(self.state, self.picture(), self.config).get(node.name, ())
-                node.order = desired(self.state, self.picture(), self.spec, self.config, node.name, fetches=fetches)
+                check = standbys.check_number(self.state, self.picture(), node.name, self.config, self.now)
+                reach = standbys.reach(self.state, self.picture(), node.name)
+                node.order = desired(
+                    self.state, self.picture(), self.spec, self.config, node.name,
+                    fetches=fetches, check=check, reach=reach,
+                )  # fmt: skip
             if node.order is not None and not node.away:
                 self._perform(node, node.order)
 
@@ -362,13 +366,8 @@ class World:
             backups=node.backups,
             failed_fetches=node.failed,
             memory_is_tight=node.memory_is_tight,
-            self_check=self._self_check(node),
+            self_check=node.self_check,
         )
-
-    def _self_check(self, node: Node) -> SelfCheck | None:
-        number = node.order.check if node.order is not None else 0
-        check = Check(name="memory", passed=not node.check_fails, detail=node.check_fails or "all as it should be")
-        return SelfCheck(number=number, checks=(check,)) if number else None
 
     def running(self) -> dict[int, int]:
         """Attempt of each running rank."""
@@ -424,6 +423,9 @@ class World:
         if node.last_attempt != order.last_attempt:
             node.failed = ()
         node.last_attempt = order.last_attempt
+        if order.check and (node.self_check is None or node.self_check.number != order.check):
+            disk = Check(name="disk", passed=not node.disk_is_dead, detail="read-only" if node.disk_is_dead else "")
+            node.self_check = SelfCheck(number=order.check, checks=(disk,))
         for fetch in order.fetches:
             if self.fetches_fail:
                 named = {"rank": fetch.rank, "attempt": fetch.attempt, "step": fetch.step}

@@ -21,6 +21,7 @@ from evertrain.agent.controller_link import ControllerLink
 from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.node import NodeView
 from evertrain.agent.safekeeping import Safekeeping
+from evertrain.agent.selfcheck import SelfChecks
 from evertrain.agent.uploads import Uploads
 from evertrain.checkpoint import disk
 from evertrain.model.clocks import shifted
@@ -49,6 +50,7 @@ class Agent:
             is_quiet=lambda rank: not self._view.is_communicating(rank),
         )
         self._uploads = Uploads(spec, self._wake_up)
+        self._self_checks = SelfChecks(spec, lambda: self._keeper.state, self._wake_up)
         self._order: Desired | None = None
         self._changed = False
         self._look_again = asyncio.Event()
@@ -93,6 +95,7 @@ class Agent:
                     self._view.report(self._keeper.state, self._order),
                     **self._safekeeping.report(),
                     upload=self._uploads.report,
+                    self_check=self._self_checks.report,
                 ),
                 self._zero,
             ),
@@ -140,6 +143,7 @@ class Agent:
         if order.flush_step is not None and order.flush_step != self._view.flushed_step and self._flush is None:
             self._flush = asyncio.create_task(self._flush_to_disk(order, order.flush_step))
         self._uploads.obey(order.upload, order.ranks)
+        self._self_checks.obey(order)
         if state is None:
             return
         try:

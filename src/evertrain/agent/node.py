@@ -28,8 +28,8 @@ from evertrain.model.spec import AgentSpec
 from evertrain.observe import pages
 from evertrain.worker import room
 
-# below this much free memory no process waits ahead of need
-_TIGHT_BYTES = 256 << 20
+TIGHT_BYTES = 256 << 20
+"""Below this much free memory no process waits ahead of need."""
 _LOOK_EVERY_S = 2.0
 _COPIES_EVERY_S = 2.0
 """While ranks run, for whoever asks which steps there are: headers only."""
@@ -153,7 +153,7 @@ class NodeView:
             return self._tight
         self._next_look = now + _LOOK_EVERY_S
         free = room.free_bytes(self._spec.node_dir)
-        self._tight = free < _TIGHT_BYTES or (self._tight and free < 2 * _TIGHT_BYTES)
+        self._tight = free < TIGHT_BYTES or (self._tight and free < 2 * TIGHT_BYTES)
         return self._tight
 
     def _attempt(self, number: int, attempt: dict[str, Any]) -> AttemptReport:

@@ -88,7 +88,7 @@ class Safekeeping:
         """By what they are about: a problem goes when that goes well."""
         self._background_work, self._disk_work, self._fetch_work = asyncio.Event(), asyncio.Event(), asyncio.Event()
         # ranks need the cores; a thread that gives way for good cannot be used for anything urgent
-        self._gentle = ThreadPoolExecutor(2, "gentle", initializer=_give_way)
+        self._gentle = ThreadPoolExecutor(2, "gentle", initializer=give_way)
         self._stop_pull, self._stop_fetch = Stop(), Stop()
         self.disk_lock = asyncio.Lock()
         """One writes to the node's disk at a time."""
@@ -358,5 +358,6 @@ def _goes_on(bringing: Fetch, wanted: Fetch) -> bool:
     return same and set(bringing.peers) <= set(wanted.peers)
 
 
-def _give_way() -> None:
+def give_way() -> None:
+    """This thread's work can wait: ranks need the processors more."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

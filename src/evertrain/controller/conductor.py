@@ -19,7 +19,7 @@ from evertrain.checkpoint import placement
 from evertrain.controller import views
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
-from evertrain.decide import joining, planned, rounds, starting
+from evertrain.decide import joining, planned, rounds, standbys, starting
 from evertrain.decide.conduct import decide, steps
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
@@ -238,16 +238,18 @@ class Conductor:
 
     def _tell(self) -> None:
         """Send each node what should be, when it has changed or the node has just connected."""
-        fetches = self._choose_fetches()
+        config, now, fetches = self._spec.config, self.now(), self._choose_fetches()
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
                 self.picture,
                 self._spec,
-                self._spec.config,
+                config,
                 node,
-                backup_round=rounds.order(self._rounds, node, self._spec.config.checkpoint),
+                backup_round=rounds.order(self._rounds, node, config.checkpoint),
                 fetches=fetches.get(node, ()),
+                check=standbys.check_number(self._state, self.picture, node, config, now),
+                reach=standbys.reach(self._state, self.picture, node),
             )
             order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
             if self._sent.get(node) != order:
@@ -263,7 +265,7 @@ class Conductor:
 
 _MATTERING = (
     "attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "comparisons",
-    "transfer_port", "failed_fetches", "upload",
+    "transfer_port", "failed_fetches", "upload", "self_check",
 )  # fmt: skip
 _OF_ROUNDS = ("pinned", "backups", "disk_tried", "refused")
 

@@ -255,9 +255,11 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
         return state.ended.message
     if waits := joining.missing(state, picture):
         return waits
-    for node, changed in sorted(state.nodes.items()):
-        if changed.state == "unusable":
-            return f"{node} is unusable: {changed.because}{_UNKILLABLE}"
+    waiting = state.standbys()
+    unusable = {node: seen.because for node, seen in sorted(state.nodes.items()) if seen.state == "unusable"}
+    for node, because in unusable.items():
+        if node not in waiting:
+            return f"{node} is unusable: {because}{_UNKILLABLE}"
     attempt = state.active
     if attempt is not None and attempt.ending is None:
         gone = sorted(rank for rank, end in attempt.ends.items() if now - end.ended_time > _NOTEWORTHY_S)
@@ -267,6 +269,8 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
         return attempt.started.passed_over[-1]
     if state.suspicion is not None:
         return "no step for a while: " + "; ".join(state.suspicion.evidence)
+    for node, because in unusable.items():
+        return f"{node} is no standby: {because}"
     if picture.problems:
         return picture.problems[-1]
     for node in sorted(picture.nodes):

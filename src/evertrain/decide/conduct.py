@@ -23,6 +23,7 @@ from evertrain.decide import (
     notices,
     planned,
     saves,
+    standbys,
     starting,
     verdicts,
 )
@@ -70,22 +71,17 @@ def _nodes_come_and_go(state: JobState, picture: Picture, config: Config, now: f
 
 
 def _node_states(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
-    """A node joins when it is first heard; a process that cannot be killed makes it unusable."""
-    standbys = state.roster[len(state.roster) - state.standby :]
+    """A node joins when it is first heard; a process that cannot be killed makes it unusable; a standby is tested."""
+    waiting = state.standbys()
     changed: list[AnyRecord] = []
     for node in state.roster:
-        report = picture.report(node)
-        if report is None or not picture.connected(node):
-            continue
-        stuck = [rank for attempt in report.attempts for rank in attempt.ranks if rank.state == "stuck"]
-        if stuck:
-            because = f"rank {stuck[0].rank} (pid {stuck[0].pid}) is still there after SIGKILL"
-            wanted = r.NodeChanged(time=now, node=node, state="unusable", because=because)
-        else:
-            role = "standby" if node in standbys else "active"
-            wanted = r.NodeChanged(time=now, node=node, state=role, because="its agent reports")  # type: ignore[arg-type]
+        wanted = standbys.stuck(picture, node, now)
+        if wanted is None and node in waiting:
+            wanted = standbys.standing(state, picture, node, config, now)
+        elif wanted is None and picture.connected(node):
+            wanted = r.NodeChanged(time=now, node=node, state="active", because="its agent reports")
         before = state.nodes.get(node)
-        if before is None or before.state != wanted.state:
+        if wanted is not None and (before is None or before.state != wanted.state):
             changed.append(wanted)
     return changed
 

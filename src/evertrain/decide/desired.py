@@ -7,7 +7,7 @@ from evertrain.decide.closing import at_rest, flush_step
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import Config
-from evertrain.model.report import Desired, DesiredAttempt, Fetch, Go, RankOrder, RoundOrder
+from evertrain.model.report import Desired, DesiredAttempt, Fetch, Go, Peer, RankOrder, RoundOrder
 from evertrain.model.spec import ControllerSpec
 
 
@@ -20,6 +20,8 @@ def desired(
     *,
     backup_round: RoundOrder | None = None,
     fetches: tuple[Fetch, ...] = (),
+    check: int = 0,
+    reach: tuple[Peer, ...] = (),
 ) -> Desired:
     """Everything that `node` should be doing now; its part in backups and restores is decided for all nodes at once."""
     placement = state.placement()
@@ -58,6 +60,8 @@ def desired(
         eager=waits or state.active is None or state.active.resumed is None or bool(spec.faults),
         round=backup_round,
         fetches=fetches,
+        check=check,
+        reach=reach,
     )
 
 

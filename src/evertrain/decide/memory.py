@@ -32,6 +32,7 @@ from evertrain.model.decisions import (
     Rung,
     SensorBlind,
     Tolerate,
+    WaitForNodes,
 )
 
 MOST_SIGNS = 32
@@ -100,8 +101,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     alerts: dict[str, tuple[NetworkAlert, ...]] = {}
     """By node, oldest first; none from before it was last evicted."""
     readings: dict[str, tuple[HardwareReading, ...]] = {}
-    faults: dict[str, NodeFault] = {}
-    """The newest certain fault of nodes that could not be evicted for it."""
+    faults: dict[str, NodeFault | NetworkAlert] = {}
+    """For which a node was to be evicted and could not be; the newest of each."""
     evictions: tuple[Eviction, ...] = ()
     blocked: dict[str, Blocked] = {}
     past: tuple[Past, ...] = ()
@@ -121,6 +122,8 @@ def signature(event: AttemptFailed) -> str:
 def evolve(memory: Memory, event: AnyEvent, actions: tuple[AnyAction, ...], incident: int | None = None) -> Memory:
     """What is remembered after one more decision."""
     memory = _seen(memory, event)
+    if isinstance(event, NetworkAlert) and any(isinstance(action, Restart | WaitForNodes) for action in actions):
+        memory = replace(memory, faults=_put(memory.faults, event.node, event))
     for action in actions:
         if type(action) is not Tolerate:
             memory = _done(memory, event, action, incident)
@@ -230,7 +233,7 @@ def _evicted(memory: Memory, event: AnyEvent, evict: Evict, incident: int | None
         why = Blocked(
             since=event.time,
             because=evict.because,
-            is_certain=node in memory.faults and not evict.planned,
+            is_certain=isinstance(memory.faults.get(node), NodeFault) and not evict.planned,
             times=sum(node in one.nodes for one in evictions),
             is_drained=evict.planned,
         )

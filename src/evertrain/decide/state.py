@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
-from evertrain.decide.memory import Memory, evolve
+from evertrain.decide.memory import Chain, Memory, evolve
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.clocks import Clock
@@ -304,6 +304,8 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         restarts=(),
         flushed=None,
         ended=None,
+        # whoever calls again has seen to it: what failed before is known, how far the ladder was climbed is not
+        memory=replace(state.memory, chain=Chain(), hold_until=0.0),
     )
     if state.run is None:
         again = replace(again, life=record.time)
@@ -398,25 +400,25 @@ def _decided(state: JobState, record: r.Decided) -> JobState:
         match action:
             case d.Evict():
                 state = _evicted(state, action, record.time)
-            case d.Enlist():
-                if action.node not in state.roster:
-                    joining = r.NodeChanged(time=record.time, node=action.node, state="joining", because=action.because)
-                    nodes = {**state.nodes, action.node: joining}
-                    state = replace(state, roster=(*state.roster, action.node), standby=state.standby + 1, nodes=nodes)
+            case d.Enlist() if action.node not in state.roster:
+                joining = r.NodeChanged(time=record.time, node=action.node, state="joining", because=action.because)
+                nodes = {**state.nodes, action.node: joining}
+                state = replace(state, roster=(*state.roster, action.node), standby=state.standby + 1, nodes=nodes)
             case d.Grow():
                 active, spare = state.active_nodes(), state.standbys()
                 spare = tuple(node for node in spare if node not in action.nodes)
                 state = replace(state, roster=(*active, *action.nodes, *spare), standby=len(spare))
     if record.event is None:
         return state
-    if isinstance(record.event, d.NodeFault | d.NetworkAlert | d.HardwareReading | d.SensorBlind):
-        state = replace(state, signals=state.signals[1:])
-    return replace(state, memory=evolve(state.memory, record.event, record.actions))
+    memory = evolve(state.memory, record.event, record.actions, record.incident)
+    if state.signals and isinstance(record.event, d.NodeFault | d.NetworkAlert | d.HardwareReading | d.SensorBlind):
+        return replace(state, memory=memory, signals=state.signals[1:])
+    return replace(state, memory=memory) if memory is not state.memory else state
 
 
 def _is_final(record: r.Decided) -> bool:
     """Whether training goes on, or ends, after this decision; nobody is waited for first."""
-    if not record.actions:
+    if record.event is None:
         return True  # of an older version
     return any(isinstance(action, d.Restart | d.Evict | d.Stop | d.Hold) for action in record.actions)
 

@@ -77,6 +77,7 @@ class AttemptFailed(Event, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     step: int | None = None
+    """At which it failed; of an exception of the script, the one that it was raised in."""
     signature: str = ""
     """Of an exception of the script: type and line. Empty: it is not the script that raised."""
     confidence: float = 1.0
@@ -198,6 +199,8 @@ class Evict(Action, frozen=True, kw_only=True):
     """They have left by themselves: no budget counts it."""
     planned: bool = False
     """The user asked for it."""
+    spare: bool = False
+    """They only waited: training goes on untouched, and no budget counts it."""
 
 
 class WaitForNodes(Action, frozen=True, kw_only=True):
@@ -205,6 +208,10 @@ class WaitForNodes(Action, frozen=True, kw_only=True):
 
     nodes: int
     until: float
+    instead_of: tuple[str, ...] = ()
+    """These are evicted when the others are there,"""
+    evidence: tuple[str, ...] = ()
+    """... because of this."""
 
 
 class RollBack(Action, frozen=True, kw_only=True):

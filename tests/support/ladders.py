@@ -1,0 +1,188 @@
+"""A job as the ladder sees it: records in, decisions out, in virtual time; tests say what happens to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evertrain.decide import ladder
+from evertrain.decide.state import JobState, apply
+from evertrain.model import decisions as d
+from evertrain.model import records as r
+from evertrain.model.decisions import AnyAction, Policy
+from evertrain.model.spec import Seats
+
+EVIDENCE = "seen with these eyes"
+
+
+class Job:
+    """`nodes` active nodes, then `standby` that wait and are ready; training from the first moment."""
+
+    def __init__(
+        self,
+        nodes: int = 4,
+        standby: int = 0,
+        *,
+        policy: Policy | None = None,
+        least: int | None = None,
+        has_platform: bool = False,
+        is_stored: bool = False,
+        nproc: int = 2,
+        **run: Any,
+    ) -> None:
+        self.now = 1000.0
+        self.policy = policy or Policy()
+        self.log: list[r.AnyRecord] = []
+        self.state = JobState()
+        self.step = 0
+        names = tuple(f"node-{index}" for index in range(nodes + standby))
+        seats = Seats(least or nodes, nodes, standby) if has_platform else None
+        self.write(
+            r.RunStarted(
+                time=self.now, run_id="job-1", nodes=names, standby=standby, nproc_per_node=nproc, fresh=False,
+                start="zygote", command="t.py", least=least, seats=seats, **run,
+            )
+        )  # fmt: skip
+        if has_platform:
+            self.write(r.NodesSettled(time=self.now, nodes=names, standby=standby))
+        self.hash = ladder.policy_hash(self.policy)
+        self.write(r.PolicyAdopted(time=self.now, hash=self.hash, policy=self.policy))
+        for name in names:
+            self.becomes(name, "standby" if name in names[nodes:] else "active")
+        if is_stored:
+            self.write(
+                r.StoreCommitted(
+                    time=self.now, url="/store", folder="step-1", attempt=1, step=1, world_size=nodes * nproc, bytes=1,
+                    seconds=1.0,
+                )
+            )  # fmt: skip
+        self.start()
+
+    def write(self, record: r.AnyRecord) -> None:
+        self.log.append(record)
+        self.state = apply(self.state, record)
+
+    def becomes(self, node: str, state: Any) -> None:
+        self.write(r.NodeChanged(time=self.now, node=node, state=state, because=f"it is {state}"))
+
+    def start(self) -> None:
+        """The next attempt."""
+        self.write(
+            r.AttemptStarted(
+                time=self.now, attempt=self.state.next_attempt, restart_count=len(self.state.attempts),
+                placement=self.state.placement(), keepers={}, master_addr="", master_port=1, resume=None, tiers={},
+                reached=self.state.best_step,
+            )
+        )  # fmt: skip
+
+    def tell(self, event: d.AnyEvent) -> tuple[AnyAction, ...]:
+        decided = ladder.decision(self.state, event, self.policy, self.hash)
+        self.write(decided)
+        return decided.actions
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def fault(self, node: str = "node-1", signal: str = "gpu_lost") -> tuple[AnyAction, ...]:
+        return self.tell(d.NodeFault(time=self.now, node=node, signal=signal, evidence=EVIDENCE))
+
+    def alert(self, node: str = "node-1") -> tuple[AnyAction, ...]:
+        evidence = f"link down at {self.now:.0f} s"
+        return self.tell(d.NetworkAlert(time=self.now, node=node, signal="link_down", evidence=evidence))
+
+    def reading(self, node: str = "node-1") -> tuple[AnyAction, ...]:
+        return self.tell(d.HardwareReading(time=self.now, node=node, signal="xid", evidence="Xid 63"))
+
+    def blind(self, node: str = "node-1") -> tuple[AnyAction, ...]:
+        return self.tell(d.SensorBlind(time=self.now, node=node, sensor="nvml", evidence="no answer"))
+
+    def opens(self, node: str, cause: str = "gpu lost") -> int:
+        """An incident that begins with a sign and not with the end of an attempt."""
+        number = max(self.state.incidents, default=0) + 1
+        attempt = self.state.attempt
+        assert attempt is not None
+        self.write(
+            r.IncidentOpened(
+                time=self.now, incident=number, attempt=attempt.number, fault_time=self.now, cause=cause,
+                category="gpu_hardware", ranks=(), nodes=(node,), confidence=1.0, evidence=(EVIDENCE,), step=None,
+                source="signal",
+            )
+        )  # fmt: skip
+        return number
+
+    def fails(
+        self,
+        source: Any = "exit",
+        *,
+        nodes: tuple[str, ...] = ("node-1",),
+        ranks: tuple[int, ...] = (2,),
+        cause: str = "killed (SIGKILL)",
+        category: str = "unknown",
+        progress: bool = False,
+        evidence: tuple[str, ...] = ("rank 2 on node-1: killed (SIGKILL)",),
+        **more: Any,
+    ) -> tuple[AnyAction, ...]:
+        """The attempt ends and is judged; `step` says at which step, by default at the next with progress only."""
+        attempt = self.state.attempt
+        assert attempt is not None
+        if (before := self.state.incident) is not None:
+            self.write(r.IncidentClosed(time=self.now, incident=before.number, first_new_step=None, passed_time=None))
+        self.step += progress
+        step = more.pop("step", self.step)
+        number = max(self.state.incidents, default=0) + 1
+        self.write(
+            r.IncidentOpened(
+                time=self.now, incident=number, attempt=attempt.number, fault_time=self.now, cause=cause,
+                category=category, ranks=ranks, nodes=nodes, confidence=1.0, evidence=evidence, step=step,
+                source=source,
+            )
+        )  # fmt: skip
+        self.write(
+            r.AttemptEnded(
+                time=self.now, attempt=attempt.number, outcome="failed", step=step, relative_step=0, progress=progress
+            )
+        )
+        return self.tell(
+            d.AttemptFailed(
+                time=self.now, incident=number, source=source, cause=cause, category=category, ranks=ranks,
+                nodes=nodes, step=step, evidence=evidence, **more,
+            )
+        )  # fmt: skip
+
+    def restarts(self) -> None:
+        """What was decided is done."""
+        self.now += 1.0
+        self.start()
+
+    def answers(self, rung: Any, outcome: Any, *nodes: str) -> tuple[AnyAction, ...]:
+        number = max(self.state.incidents)
+        evidence = tuple(f"{node} failed" for node in nodes)
+        return self.tell(
+            d.Answered(time=self.now, incident=number, rung=rung, outcome=outcome, nodes=nodes, evidence=evidence)
+        )
+
+    def is_proven(self) -> None:
+        number = max(self.state.incidents)
+        self.tell(d.Proven(time=self.now, incident=number))
+        self.write(r.IncidentClosed(time=self.now, incident=number, first_new_step=None, passed_time=self.now))
+
+    def ready(self, node: str) -> tuple[AnyAction, ...]:
+        self.becomes(node, "standby")
+        return self.tell(d.NodeReady(time=self.now, node=node))
+
+    def arrives(self, node: str) -> tuple[AnyAction, ...]:
+        return self.tell(d.NodeArrived(time=self.now, node=node))
+
+    def nobody_came(self) -> tuple[AnyAction, ...]:
+        return self.tell(d.NobodyCame(time=self.now, incident=max(self.state.incidents)))
+
+    def tested(self, node: str = "node-1", *, passed: bool = True) -> tuple[AnyAction, ...]:
+        return self.tell(d.NodeTested(time=self.now, node=node, passed=passed, evidence=("matmul differs",)))
+
+    def allowed(self, node: str = "node-1") -> tuple[AnyAction, ...]:
+        return self.tell(d.NodeAllowed(time=self.now, node=node, because="repaired"))
+
+    def drain(self, node: str = "node-1") -> tuple[AnyAction, ...]:
+        return self.tell(d.DrainRequested(time=self.now, node=node, because="service"))
+
+
+def names(actions: tuple[AnyAction, ...]) -> list[str]:
+    return [type(action).__name__ for action in actions]

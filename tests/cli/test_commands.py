@@ -40,7 +40,15 @@ def test_help_comes_at_once(folder: Path, words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--help",), ("run", "--help"), ("status", "--help"), ("incidents", "--help"), ("standby", "--help")]
+    "words",
+    [
+        ("--help",),
+        ("run", "--help"),
+        ("status", "--help"),
+        ("incidents", "--help"),
+        ("standby", "--help"),
+        ("node", "list", "--help"),
+    ],
 )
 def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
     look = (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from evertrain.cli import client, lock, look
+from evertrain.cli import client, look
 from evertrain.cli.parsing import did_you_mean
 from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
@@ -124,6 +124,7 @@ def _allow(job: KnownJob, node: str, as_json: bool) -> None:
         line = f": {said['because']}" if said is not None else "; it is not decided yet, see `evertrain node list`"
         print(json.dumps(seen) if as_json else f"job {job.job} lets {node} back{line}")
         return
+    from evertrain.cli import lock
     from evertrain.controller import node_views
 
     # else a controller might write at the same time, and never read what stands here

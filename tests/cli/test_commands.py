@@ -39,7 +39,17 @@ def test_help_comes_at_once(folder: Path, words: tuple[str, ...]) -> None:
     assert best_s <= 0.3
 
 
-@pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("status", "--help"), ("incidents", "--help")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("run", "--help"),
+        ("status", "--help"),
+        ("incidents", "--help"),
+        ("standby", "--help"),
+        ("node", "list", "--help"),
+    ],
+)
 def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
     look = (
         "import sys; from evertrain.cli.main import main\n"

@@ -10,18 +10,20 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from evertrain.cli import client, places, processes
+from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError
 
 EXTRA_WAIT_S = 25.0
 """Beyond its grace a job that lost its `run` needs this much to end (the keeper's hard limit is 20 s)."""
 
 
-def take(here: places.Places) -> int:
+def take(here: places.Places | KnownJob) -> int:
     """The descriptor that holds the lock; raises if another run of this job lives."""
     handle = os.open(here.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -44,6 +46,22 @@ def sign(handle: int, run_id: str) -> None:
     os.pwrite(handle, json.dumps({"pid": me.pid, "start_ticks": me.start_ticks, "run_id": run_id}).encode(), 0)
 
 
+@contextmanager
+def kept_from_running(job: KnownJob) -> Iterator[None]:
+    """Nothing of the job lives, and none can be started meanwhile; raises where that is not certain."""
+    handle = take(job)
+    try:
+        if alive := _leftovers(job.processes):
+            name, process = next(iter(alive.items()))
+            raise TroubleError(f"job {job.job} still lives ({name}, pid {process.pid}) and does not answer")
+        if job.boot_id != processes.boot_id():
+            _refuse_if_served_elsewhere(job)
+        sign(handle, job.run_id)
+        yield
+    finally:
+        os.close(handle)
+
+
 def wait_for_previous(here: places.Places, say: Callable[[str], None], sleep: Callable[[float], None]) -> None:
     """Wait until nothing of an earlier run of this job lives; its database must not be written by two."""
     previous = _previous(here.run_dir)
@@ -64,7 +82,7 @@ def wait_for_previous(here: places.Places, say: Callable[[str], None], sleep: Ca
         sleep(0.1)
 
 
-def _refuse_if_served_elsewhere(here: places.Places) -> None:
+def _refuse_if_served_elsewhere(here: places.Places | KnownJob) -> None:
     """Where machines share the run dir, pids of another one say nothing; its controller does."""
     try:
         serving = client.of_run_dir(here.run_dir)

@@ -15,11 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 from evertrain.cli import client, processes, registry
 from evertrain.cli.parsing import Parser
 from evertrain.cli.registry import KnownJob
-from evertrain.model.errors import TroubleError
+from evertrain.model.errors import TroubleError, UsageError
 
 CONTROLLER_RETURNS_S = 3.0
 CONTROLLER_BEGINS_S = 10.0
 """A job that has just been started has no log yet that could answer instead."""
+CONTROLLER_AWAY_S = 30.0
+"""Where something is to be done there is no other answer: so long is one that is started again waited for."""
+POLL_S = 0.1
 
 Json = dict[str, Any]
 Read = TypeVar("Read")
@@ -63,8 +66,30 @@ def ask(job: KnownJob, *paths: str) -> list[Any] | None:
         except client.Unreachable:
             if time.monotonic() > deadline:
                 break
-            time.sleep(0.1)
+            time.sleep(POLL_S)
     return None
+
+
+def tell(job: KnownJob, path: str, wish: Json, vain: str) -> Json:
+    """Have the controller take a wish that may be told it twice; raises with the reason, after `job NAME VAIN:`."""
+    deadline = time.monotonic() + CONTROLLER_AWAY_S
+    while True:
+        try:
+            answer: Json = client.of_run_dir(job.run_dir).post(path, wish)
+            return answer
+        except client.Refused as refused:
+            if refused.status != 503:
+                kind = UsageError if refused.body.get("wrong_usage") else TroubleError
+                reason = refused.body.get("error", str(refused))
+                raise kind(f"job {job.job} {vain}: {reason}") from refused
+            trouble = str(refused.body.get("error"))
+        except client.Unreachable:
+            trouble = "its controller does not answer"
+        if not lives(job):
+            raise TroubleError(f"job {job.job} does not run any more")
+        if time.monotonic() > deadline:
+            raise TroubleError(f"job {job.job} {vain}: {trouble} for {CONTROLLER_AWAY_S:.0f} s")
+        time.sleep(POLL_S)
 
 
 def lives(job: KnownJob) -> bool:

@@ -20,6 +20,8 @@ COMMANDS = {
     "report": "where did the time go? productive and lost seconds, by incident, phase and cause",
     "restart": "end a job's ranks and let them go on: from a step, with other arguments, or to compare losses",
     "checkpoint": "which checkpoints are there, are they intact, what is in them? list, verify, show, export",
+    "node": "which nodes are there, and which are out? list, allow one back, drain one",
+    "standby": "how many spare nodes are enough? from a failure rate, given or learnt from the jobs here",
     "stop": "stop a job; the same `run` command resumes it later",
     "clean": "remove what dead runs left in shared memory",
 }

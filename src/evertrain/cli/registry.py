@@ -61,7 +61,7 @@ def remember(job: str, run_dir: Path, run_id: str, started_time: float, environ:
 
 def find(job: str | None, root: Path | None, environ: Mapping[str, str]) -> KnownJob:
     """The job of that name, else the newest: below `root` if one is given, else of the registry and this folder."""
-    known = _below(root) if root is not None else [*_below(_default_root(environ)), *_registered(environ)]
+    known = below(root, environ) if root is not None else [*below(None, environ), *_registered(environ)]
     by_name = {one.job: one for one in sorted(known, key=lambda one: one.started_time)}
     if job is None:
         if not by_name:
@@ -74,14 +74,15 @@ def find(job: str | None, root: Path | None, environ: Mapping[str, str]) -> Know
     return by_name[job]
 
 
-def _default_root(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("EVERTRAIN_RUN_DIR") or ".evertrain")
-
-
-def _below(root: Path) -> list[KnownJob]:
-    # the folder of one job is taken as well as the folder of all
+def below(root: Path | None, environ: Mapping[str, str]) -> list[KnownJob]:
+    """All jobs of one folder (None: the usual one); the folder of one job is taken as well as the folder of all."""
+    root = root if root is not None else default_root(environ)
     found = (_described(run_dir) for run_dir in (root, *sorted(root.glob("*/"))))
     return [job for job in found if job is not None]
+
+
+def default_root(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("EVERTRAIN_RUN_DIR") or ".evertrain")
 
 
 def _registered(environ: Mapping[str, str]) -> list[KnownJob]:

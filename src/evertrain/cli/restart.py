@@ -18,10 +18,6 @@ from evertrain.cli.parsing import Parser
 from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
 
-CONTROLLER_AWAY_S = 30.0
-"""So long a controller that is just being started again is waited for."""
-POLL_S = 0.1
-
 Json = dict[str, Any]
 
 
@@ -78,25 +74,7 @@ def _environment(given: Sequence[str]) -> dict[str, str]:
 
 
 def _ask(job: KnownJob, wish: Json) -> None:
-    """Have the controller take the wish; it may be asked again and again for the same one."""
-    deadline = time.monotonic() + CONTROLLER_AWAY_S
-    while True:
-        try:
-            client.of_run_dir(job.run_dir).post("/v1/restart", wish)
-            return
-        except client.Refused as refused:
-            if refused.status != 503:
-                kind = UsageError if refused.body.get("wrong_usage") else TroubleError
-                reason = refused.body.get("error", str(refused))
-                raise kind(f"job {job.job} is not restarted: {reason}") from refused
-            trouble = str(refused.body.get("error"))
-        except client.Unreachable:
-            trouble = "its controller does not answer"
-        if not look.lives(job):
-            raise TroubleError(f"job {job.job} does not run any more")
-        if time.monotonic() > deadline:
-            raise TroubleError(f"job {job.job} is not restarted: {trouble} for {CONTROLLER_AWAY_S:.0f} s")
-        time.sleep(POLL_S)
+    look.tell(job, "/v1/restart", wish, "is not restarted")
 
 
 def _wait(job: KnownJob, wish: Json) -> Json:
@@ -119,12 +97,12 @@ def _wait(job: KnownJob, wish: Json) -> Json:
         if not lives or (seen is not None and seen["ended"] is not None):
             why = seen["ended"] if seen is not None and seen["ended"] is not None else "nothing of it lives any more"
             raise TroubleError(f"job {job.job} ended before the restart was done: {why}")
-        if time.monotonic() - heard > CONTROLLER_AWAY_S:
+        if time.monotonic() - heard > look.CONTROLLER_AWAY_S:
             raise TroubleError(
-                f"job {job.job}: its controller has not answered for {CONTROLLER_AWAY_S:.0f} s; "
+                f"job {job.job}: its controller has not answered for {look.CONTROLLER_AWAY_S:.0f} s; "
                 "the restart may go on without this command, see `evertrain status`"
             )
-        time.sleep(POLL_S)
+        time.sleep(look.POLL_S)
 
 
 def _from_log(job: KnownJob, name: str) -> Json | None:

@@ -19,14 +19,22 @@ from evertrain.checkpoint import placement
 from evertrain.controller import views
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
-from evertrain.decide import joining, planned, rounds, standbys, starting
+from evertrain.decide import draining, joining, planned, rounds, standbys, starting
 from evertrain.decide.conduct import decide, steps
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.rounds import Placed, Rounds, Shard
 from evertrain.decide.state import JobState, apply
 from evertrain.model import version
-from evertrain.model.records import AnyRecord, NodeJoined, RestartRequested, SignalRaised, StopRequested
+from evertrain.model.records import (
+    AllowAsked,
+    AnyRecord,
+    DrainAsked,
+    NodeJoined,
+    RestartRequested,
+    SignalRaised,
+    StopRequested,
+)
 from evertrain.model.report import Desired, Fetch, NodeReport, Report
 from evertrain.model.spec import ControllerSpec
 
@@ -153,6 +161,23 @@ class Conductor:
     def raise_signal(self, node: str, signal: str, evidence: str) -> None:
         self._inbox.append(SignalRaised(time=self.now(), node=node, signal=signal, evidence=evidence))
         self._wake.set()
+
+    def ask(self, wish: AllowAsked | DrainAsked) -> str:
+        """Take what the user wants of a node, or say why not. The same twice is one."""
+        # those on their way to the log count as well
+        state = self._state
+        for record in self._inbox:
+            state = apply(state, record)
+        if any(type(one) is type(wish) and one.node == wish.node for one in state.asked):
+            return ""
+        if isinstance(wish, DrainAsked):
+            refusal = draining.refusal(state, self.picture, wish.node)
+        else:
+            refusal = draining.allow_refusal(state, wish.node)
+        if not refusal:
+            self._inbox.append(replace(wish, time=self.now()))
+            self._wake.set()
+        return refusal
 
     async def run(self) -> None:
         """Conduct until the job has ended and every reachable node has been told."""

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from evertrain.agent import environment
-from evertrain.controller import accounts, ledger, views
+from evertrain.controller import accounts, ledger, node_routes, views
 from evertrain.controller.clocks import AgentClock
 from evertrain.controller.conductor import Conductor
 from evertrain.decide.joining import Refusal, Wish
@@ -67,6 +67,7 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str) -> web.Applica
             web.post("/v1/signals", _signals),
             web.post("/v1/join", _join),
             web.get("/v1/agent", _agent),
+            *node_routes.routes(conductor),
         ]
     )
     return app

@@ -21,8 +21,10 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec.structs import replace
 from sqlalchemy.pool import NullPool
 
+from evertrain.model.errors import TroubleError
 from evertrain.model.records import AnyRecord
 
 _log = logging.getLogger(__name__)
@@ -90,6 +92,21 @@ def _shared_memory() -> str | None:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():  # the one who waited may have been cancelled
         future.set_result(None)
+
+
+def append_to(database: Path, record: AnyRecord) -> None:
+    """Add a record to the log of a job that no controller serves, not before its last one; raises where it cannot."""
+    trouble: list[str] = []
+    last = max((one.time for one in read_log(database)[-1:]), default=0.0)
+
+    async def append() -> None:
+        store = EventStore(database, on_trouble=trouble.append)
+        await store.append([replace(record, time=max(last, record.time))])
+        store.close()
+
+    asyncio.run(append())
+    if trouble:
+        raise TroubleError(f"{database} cannot be written: {trouble[0]}")
 
 
 class EventStore:

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from evertrain.controller import ledger
+from evertrain.controller import ledger, node_views
 from evertrain.controller.store import read_log
 from evertrain.decide import joining, planned, resume, storing
 from evertrain.decide.conduct import steps
@@ -85,7 +85,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "steps_at_risk": _steps_at_risk(state, picture, step) if live and kind == "absolute" else None,
         "start": _start(picture, state),
         "workers": _workers(state, picture),
-        "nodes": [{"id": node, "state": _node_state(state, node)} for node in state.known_nodes()],
+        "nodes": [_node(state, node) for node in state.known_nodes()],
         "active": _active(state),
         "blind": _blind(state, picture, live),
         "message": _message(state, picture, now),
@@ -232,8 +232,9 @@ def _worker(attempt: Attempt, rank: int, node: str, page: PageReport | None, pic
     }
 
 
-def _node_state(state: JobState, node: str) -> str:
-    return state.nodes[node].state if node in state.nodes else "joining"
+def _node(state: JobState, node: str) -> dict[str, Any]:
+    changed = state.nodes.get(node)
+    return {"id": node, "state": node_views.node_state(state, node), "because": changed.because if changed else ""}
 
 
 def _blind(state: JobState, picture: Picture, live: bool) -> list[str]:

@@ -112,6 +112,10 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     nodes: dict[str, r.NodeChanged] = {}
     signals: tuple[r.SignalRaised, ...] = ()
     """Not yet part of an incident."""
+    asked: tuple[r.AllowAsked | r.DrainAsked, ...] = ()
+    """What the user wants of nodes and nobody has decided yet, oldest first."""
+    answers: dict[str, r.Decided] = {}
+    """By node, what was decided last about such a wish."""
     suspicion: r.HangSuspected | None = None
     stop: r.StopRequested | None = None
     restarts: tuple[Restart, ...] = ()
@@ -251,6 +255,9 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return replace(state, nodes={**state.nodes, record.node: record})
         case r.SignalRaised():
             return replace(state, signals=(*state.signals, record))
+        case r.AllowAsked() | r.DrainAsked():
+            known = any(type(one) is type(record) and one.node == record.node for one in state.asked)
+            return state if known else replace(state, asked=(*state.asked, record))
         case r.HangSuspected():
             return replace(state, suspicion=record)
         case r.HangCleared():
@@ -299,6 +306,8 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         earlier_roster=state.roster or state.earlier_roster,
         nodes={},
         signals=(),
+        asked=_still_asked(state, record),
+        answers={},
         suspicion=None,
         stop=None,
         restarts=(),
@@ -327,10 +336,18 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
     return again
 
 
+def _still_asked(state: JobState, record: r.RunStarted) -> tuple[r.AllowAsked | r.DrainAsked, ...]:
+    """Who was allowed back since the last run; nobody is shut out of a life that begins anew."""
+    return () if record.fresh else tuple(one for one in state.asked if isinstance(one, r.AllowAsked))
+
+
 def _in_their_places(state: JobState, record: r.RunStarted) -> tuple[str, ...]:
     """Nodes keep the ranks that they had in the run before; those that were evicted come last."""
     active = len(record.nodes) - record.standby
-    blocked = () if record.fresh else tuple(node for node in record.nodes if node in state.memory.blocked)
+    allowed = [one.node for one in _still_asked(state, record)]
+    blocked = [
+        node for node in record.nodes if node in state.memory.blocked and node not in allowed and not record.fresh
+    ]
     before = [] if record.fresh else list(state.roster or state.earlier_roster)
     places = {node: place for place, node in enumerate(before[:active]) if node in record.nodes and node not in blocked}
     others = [node for node in record.nodes if node not in places and node not in blocked]
@@ -386,6 +403,9 @@ def _with_incident(state: JobState, changed: Incident) -> JobState:
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
+_ASKED: dict[type[d.Event], type[r.Record]] = {d.NodeAllowed: r.AllowAsked, d.DrainRequested: r.DrainAsked}
+
+
 def stops(decided: r.Decided) -> bool:
     return decided.action == "stop" or any(isinstance(action, d.Stop) for action in decided.actions)
 
@@ -411,9 +431,14 @@ def _decided(state: JobState, record: r.Decided) -> JobState:
     if record.event is None:
         return state
     memory = evolve(state.memory, record.event, record.actions, record.incident)
+    state = replace(state, memory=memory) if memory is not state.memory else state
     if state.signals and isinstance(record.event, d.NodeFault | d.NetworkAlert | d.HardwareReading | d.SensorBlind):
-        return replace(state, memory=memory, signals=state.signals[1:])
-    return replace(state, memory=memory) if memory is not state.memory else state
+        return replace(state, signals=state.signals[1:])
+    if isinstance(record.event, d.NodeAllowed | d.DrainRequested):
+        kind, node = _ASKED[type(record.event)], record.event.node
+        rest = tuple(one for one in state.asked if not (isinstance(one, kind) and one.node == node))
+        return replace(state, asked=rest, answers={**state.answers, node: record})
+    return state
 
 
 def _is_final(record: r.Decided) -> bool:

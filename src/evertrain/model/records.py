@@ -241,6 +241,20 @@ class NodeChanged(Record, frozen=True, kw_only=True):
     because: str
 
 
+class AllowAsked(Record, frozen=True, kw_only=True):
+    """The user lets a node back; where no controller served the job, the next run heeds it."""
+
+    node: str
+    because: str
+
+
+class DrainAsked(Record, frozen=True, kw_only=True):
+    """The user wants a node out of the job."""
+
+    node: str
+    because: str
+
+
 class SignalRaised(Record, frozen=True, kw_only=True):
     """Somebody saw a sign of trouble on a node."""
 
@@ -345,6 +359,8 @@ AnyRecord = (
     | IncidentClosed
     | Progress
     | NodeChanged
+    | AllowAsked
+    | DrainAsked
     | SignalRaised
     | HangSuspected
     | HangCleared

@@ -1,0 +1,89 @@
+"""What does the user want of nodes, and can it be done now?
+
+    allow    an evicted node may come back, whatever it was evicted for
+    drain    a node leaves, though nothing is wrong with it: its ranks go to a standby, or the job goes on with fewer
+
+A wish is a record in the log (`AllowAsked`, `DrainAsked`); the ladder gets it as an event and decides.
+"""
+
+from __future__ import annotations
+
+from evertrain.decide import planned
+from evertrain.decide.picture import Picture
+from evertrain.decide.state import JobState
+from evertrain.model import decisions as d
+from evertrain.model import records as r
+
+
+def events(state: JobState, now: float) -> list[d.AnyEvent]:
+    """The wishes that nobody has decided about yet."""
+    return [
+        d.NodeAllowed(time=now, node=one.node, because=one.because)
+        if isinstance(one, r.AllowAsked)
+        else d.DrainRequested(time=now, node=one.node, because=one.because)
+        for one in state.asked
+    ]
+
+
+def allow_refusal(state: JobState, node: str) -> str:
+    """Why a node cannot be let back; empty: it can."""
+    if state.ended is not None:
+        return "the job has just ended; ask again in a moment"
+    if node in state.memory.blocked:
+        return ""
+    if node in state.roster:
+        return f"{node} is part of the job and nothing keeps it out"
+    if node in state.known_nodes():
+        return f"nothing keeps {node} out; it is {state.nodes[node].state if node in state.nodes else 'joining'}"
+    blocked = f"; evicted are {', '.join(state.memory.blocked)}" if state.memory.blocked else ""
+    return f"{node} was not evicted from this job{blocked}"
+
+
+def refusal(state: JobState, picture: Picture, node: str) -> str:
+    """Why a node cannot be taken out now; empty: it can."""
+    run, attempt = state.run, state.active
+    if run is None or state.ended is not None or state.closing:
+        return "the job is ending"
+    if node not in state.roster:
+        return _not_part(state, node)
+    if run.observe_only:
+        return "with --observe-only nothing is done"
+    if other := next((one.node for one in state.asked if isinstance(one, r.DrainAsked) and one.node != node), None):
+        return f"{other} is being drained; ask again when training is back"
+    if stuck := [name for name in state.active_nodes() if _state(state, name) == "unusable"]:
+        return f"{stuck[0]} is unusable ({state.nodes[stuck[0]].because}): the ranks cannot all be ended"
+    if planned.pending(state) is not None or planned.verifying(state) is not None:
+        return "the job is being restarted; ask again when training is back"
+    if state.incident is not None or (attempt is not None and attempt.ending is not None):
+        return "the job is recovering; ask again when training is back"
+    if node in state.standbys():
+        return ""
+    if attempt is None:
+        return "its ranks have not been started yet"
+    if any(_state(state, one) == "standby" and picture.connected(one) for one in state.standbys()):
+        return ""
+    return _cannot_shrink(state, node)
+
+
+def _not_part(state: JobState, node: str) -> str:
+    if blocked := state.memory.blocked.get(node):
+        return f"{node} is out already: {blocked.because}"
+    return f"{node} is not part of this job; its nodes are {', '.join(state.roster[:8]) or 'not settled yet'}"
+
+
+def _cannot_shrink(state: JobState, node: str) -> str:
+    """Why the job cannot go on without the node, where nobody takes its place; empty: it can."""
+    assert state.run is not None
+    nobody = f"no standby is ready to take over the ranks of {node}"
+    least, left = state.run.least, len(state.active_nodes()) - 1
+    if least is None:
+        return f"{nobody}, and the job may not go on with fewer nodes (--standby S, --nnodes MIN:MAX)"
+    if left < least:
+        return f"{nobody}, and the job needs {least} nodes (--nnodes {least}:…)"
+    if not state.stored:
+        return f"{nobody}, and fewer nodes could go on only from a shared store, which holds no step yet"
+    return ""
+
+
+def _state(state: JobState, node: str) -> str:
+    return state.nodes[node].state if node in state.nodes else "joining"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain.cli import places, serve
 from evertrain.cli import plan as planning
 from evertrain.cli.flags import run_parser
 from evertrain.cli.plan import Plan
@@ -92,6 +93,32 @@ def test_defaults() -> None:
     assert made.config == Config()
     assert made.notes == ()
     assert made.job.startswith("train-")
+
+
+@pytest.mark.parametrize(
+    ("words", "least"),
+    [
+        (("--local-nodes", "4", "--nnodes", "3:4"), 3),
+        (("--local-nodes", "5", "--nnodes", "2:4", "--standby", "1"), 2),
+        (("--local-nodes", "3", "--nnodes", "3:4"), None),
+        (("--local-nodes", "4", "--nnodes", "4"), None),
+        (("--local-nodes", "4"), None),
+        (("--nnodes", "1:4"), None),
+        (("--nnodes", "2:4", "--rdzv-endpoint", "gpu01:1"), 2),
+        (("--nnodes", "1:4", "--rdzv-endpoint", "gpu01:1"), 1),
+        (("--nnodes", "4", "--rdzv-endpoint", "gpu01:1"), None),
+    ],
+)
+def test_a_range_of_nodes_says_how_few_may_go_on(words: tuple[str, ...], least: int | None) -> None:
+    made = plan(*words)
+    assert made.nodes.least == least
+    said = [line for line in serve._greeting(made, places.of(made, "job-1")) if "may go on" in line]
+    fewer = "1 node" if least == 1 else f"{least} nodes"
+    assert said == (
+        []
+        if least is None
+        else [f"where nodes are lost, {fewer} may go on from the shared store, then not bit for bit the same"]
+    )
 
 
 def test_local_nodes_count_active_and_standby() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from evertrain.decide.picture import NodePicture
 from evertrain.decide.state import apply
 from evertrain.model import decisions as d
 from evertrain.model import records as r
-from evertrain.model.report import Check, NodeReport, SelfCheck
+from evertrain.model.report import Check, Desired, NodeReport, Report, SelfCheck
 from support.waiting import eventually
 from support.world import World
 
@@ -216,3 +217,22 @@ async def test_between_two_runs_the_wish_goes_into_the_log(tmp_path: Path) -> No
     assert state.asked == (last,)
     why_not = await asyncio.to_thread(node_views.allow_later, tmp_path / "events.db", "node-0", "", 5.0)
     assert why_not == "node-0 is part of the job and nothing keeps it out"
+
+
+async def test_a_node_that_is_out_is_heard_and_shown_with_its_reason(serving: Serving) -> None:
+    state = serving.conductor.state
+    evict = d.Evict(because="gpu lost", nodes=("node-1",), replacements={"node-1": "node-2"}, evidence=("Xid 79",))
+    decided = r.Decided(time=9.0, action="evict", because="gpu lost", actions=(evict,))
+    serving.conductor._state = apply(state, decided)
+    async with serving.session.get(f"{serving.url}/v1/status") as answer:
+        shown = (await answer.json())["nodes"]
+    assert [one["id"] for one in shown] == ["node-0", "node-2", "node-1"]
+    assert (shown[2]["state"], shown[2]["because"]) == ("evicted", "gpu lost")
+    fault = {"kind": "network_alert", "node": "node-1", "evidence": "a link flaps"}
+    assert (await serving.post("/v1/signals", fault))[0] == 202
+    report = Report(job="job", run_id="job-1", term=0, time=1.0, report=NodeReport(node="node-1", problems=("here",)))
+    async with serving.session.ws_connect(f"{serving.url}/v1/agent") as agent:
+        await agent.send_bytes(msgspec.msgpack.encode(report))
+        order = msgspec.msgpack.decode(await agent.receive_bytes(timeout=10.0), type=Desired)
+    assert order.ranks == ()
+    assert serving.conductor.picture.nodes["node-1"].report.problems == ("here",)

@@ -97,6 +97,15 @@ def frame(node: str = "gpu01", **different: Any) -> bytes:
     return msgspec.msgpack.encode(report(node, **different))
 
 
+@pytest.mark.parametrize("least", [None, 1])
+async def test_how_few_nodes_may_go_on_is_written_down(tmp_path: Path, least: int | None) -> None:
+    made = spec(tmp_path, least=least)
+    store = EventStore(Path(made.database))
+    state = await controller._take_over(made, store)
+    await asyncio.to_thread(store.close)
+    assert state.run is not None and state.run.least == least
+
+
 # --- a seat
 
 

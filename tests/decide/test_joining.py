@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from evertrain.decide.conduct import decide
-from evertrain.decide.joining import Refusal, Wish, admit, missing, node_name, settle
+from evertrain.decide.joining import Refusal, Wish, admit, arrivals, missing, node_name, settle
+from evertrain.decide.memory import Blocked, Memory
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.state import JobState, apply, fold
 from evertrain.model import records as r
 from evertrain.model.config import Config, MachinesConfig
+from evertrain.model.decisions import Enlist, Evict
 from evertrain.model.records import AnyRecord
 from evertrain.model.report import NodeReport
 from evertrain.model.spec import Seats
@@ -242,6 +245,151 @@ def test_of_two_on_one_host_the_one_that_is_gone_comes_back() -> None:
     door.now += 11.0
     assert door.join("host", instance="c") == "host-3"
     assert isinstance(door.ask("host", instance="d"), Refusal)
+
+
+# --- a job that has lost nodes
+
+
+def evicted(node: str, replacement: str | None = None, *, lost: bool = False) -> r.Decided:
+    """As the ladder decides it; of the event only the ladder's memory would know."""
+    replacements = {} if replacement is None else {node: replacement}
+    evict = Evict(because="gpu lost", nodes=(node,), replacements=replacements, evidence=("Xid 79",), lost=lost)
+    return r.Decided(time=BEGAN, action="evict", because="gpu lost", actions=(evict,))
+
+
+def blocked(*nodes: str) -> Memory:
+    return Memory(blocked={node: Blocked(since=BEGAN, because="gpu lost", is_certain=True) for node in nodes})
+
+
+def short_of_second(seats: Seats | None = None) -> Door:
+    """Three nodes of which `second` was evicted; it is still there."""
+    door = Door(seats or Seats(2, 3))
+    door.join("second", instance="a")
+    door.join("third", instance="b")
+    assert door.order() == ("first", "second", "third")
+    door.state = apply(door.state, evicted("second"))
+    door.state = replace(door.state, memory=blocked("second"))
+    return door
+
+
+def test_an_evicted_node_may_still_speak_and_is_listed() -> None:
+    door = short_of_second()
+    assert door.state.roster == ("first", "third")
+    assert door.state.known_nodes() == ("first", "third", "second")
+    assert door.state.nodes["second"].state == "evicted"
+    named = fold([started(None, nodes=("a", "b", "c"), standby=1), evicted("b", "c", lost=True)])
+    assert (named.roster, named.known_nodes(), named.nodes["b"].state) == (("a", "c"), ("a", "c", "b"), "lost")
+
+
+def test_a_stranger_takes_the_seat_of_an_evicted_node_but_no_place_yet() -> None:
+    door = short_of_second()
+    assert arrivals(door.state, door.picture) == []
+    assert isinstance(door.ask("fourth"), r.NodeJoined)
+    assert arrivals(door.state, door.picture) == [], "its agent has not spoken"
+    door.present.add("fourth")
+    assert arrivals(door.state, door.picture) == ["fourth"]
+    assert door.state.roster == ("first", "third")
+    assert door.refused("fifth") == "job job has its 2 nodes: first, third", "one seat was free"
+    door.state = apply(
+        door.state,
+        r.Decided(time=BEGAN, action="none", because="", actions=(Enlist(node="fourth", because="it has come"),)),
+    )
+    assert arrivals(door.state, door.picture) == []
+    assert door.state.standbys() == ("fourth",)
+
+
+def test_a_stranger_that_never_speaks_leaves_its_seat_to_another() -> None:
+    door = short_of_second()
+    assert isinstance(door.ask("fourth"), r.NodeJoined)
+    door.now += 11.0
+    assert door.join("fifth") == "fifth"
+
+
+def test_an_evicted_node_that_is_called_again_has_its_own_name_and_is_no_arrival() -> None:
+    door = short_of_second()
+    assert door.join("second", instance="c") == "second-2", "another node of that host: the evicted one is still there"
+    door = short_of_second()
+    door.present.remove("second")
+    door.now += 11.0
+    assert door.join("second", instance="c") == "second"
+    assert arrivals(door.state, door.picture) == [], "it is kept out until it has passed a test, or is allowed"
+    door.state = replace(door.state, memory=Memory())
+    assert arrivals(door.state, door.picture) == ["second"]
+
+
+def test_where_nobody_is_missing_an_evicted_node_is_not_let_in_again() -> None:
+    door = Door(Seats(2, 2, standby=1))
+    for host in ("second", "third"):
+        door.join(host)
+    door.order()
+    door.state = replace(apply(door.state, evicted("second", "third")), memory=blocked("second"))
+    assert door.join("fourth") == "fourth"
+    enlist = Enlist(node="fourth", because="it has come")
+    door.state = apply(door.state, r.Decided(time=BEGAN, action="none", because="", actions=(enlist,)))
+    door.present.remove("second")
+    door.now += 11.0
+    assert door.refused("second", instance="c") == "job job has its 3 nodes: first, third, fourth"
+
+
+def test_a_range_that_was_settled_with_fewer_takes_others_in_later() -> None:
+    door = Door(Seats(2, 3))
+    door.join("second")
+    door.now += 30.0
+    assert door.order() == ("first", "second")
+    assert door.join("third") == "third"
+    assert arrivals(door.state, door.picture) == ["third"]
+
+
+def test_who_had_a_seat_and_did_not_come_is_a_stranger_once_the_nodes_are_settled() -> None:
+    door = Door(Seats(2, 2))
+    door.ask("second")
+    door.now += 11.0
+    door.join("third")
+    assert door.order() == ("first", "third")
+    assert door.state.known_nodes() == ("first", "third")
+    assert door.refused("second") == "job job has its 2 nodes: first, third"
+
+
+def test_more_than_are_missing_do_not_arrive() -> None:
+    named = fold([started(None, nodes=("a", "b", "c"), standby=0), evicted("b", lost=True), evicted("c", lost=True)])
+    assert arrivals(named, here("a", "b", "c")) == ["b", "c"]
+    named = fold([started(None, nodes=("a", "b", "c"), standby=0), evicted("b", lost=True)])
+    assert arrivals(named, here("a", "b", "c")) == ["b"]
+    assert arrivals(named, here("a", "c", gone=("b",))) == []
+    assert arrivals(apply(named, r.StopRequested(time=1.0, signal=15, because="")), here("a", "b", "c")) == []
+
+
+def test_the_number_of_an_evicted_node_is_free() -> None:
+    door = Door(Seats(3, 3), node_rank=0)
+    door.join("second", node_rank=1)
+    door.join("third", node_rank=2)
+    door.order()
+    door.state = replace(apply(door.state, evicted("second")), memory=blocked("second"))
+    assert door.refused("fourth", node_rank=2) == "--node-rank 2 is taken by third"
+    assert door.join("fourth", node_rank=1) == "fourth"
+
+
+def test_a_node_that_is_out_may_lose_its_run_without_stopping_the_job() -> None:
+    door = short_of_second()
+    picture = here("first", "second", "third", owner_gone=("second",))
+    assert not any(isinstance(one, r.StopRequested) for one in decide(door.state, picture, Config(), door.now))
+
+
+def test_who_was_evicted_before_trains_only_where_there_is_nobody_else() -> None:
+    door = Door(Seats(2, 2, standby=1), *before("first", "second"))
+    door.state = replace(door.state, memory=blocked("second"))
+    door.join("second")
+    door.join("third")
+    assert door.order() == ("first", "third", "second")
+    door = Door(Seats(2, 2), *before("second", "first"))
+    door.state = replace(door.state, memory=blocked("second"))
+    door.join("second")
+    assert door.order() == ("first", "second")
+    door = Door(Seats(2, 2), *before("second", "first"))
+    door.state = replace(door.state, memory=blocked("second"))
+    door.state = apply(door.state, r.AllowAsked(time=BEGAN, node="second", because=""))
+    door.join("second")
+    assert door.order() == ("second", "first"), "it was allowed back"
 
 
 # --- when the nodes are settled

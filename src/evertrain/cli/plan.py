@@ -79,10 +79,7 @@ def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
     command = _command(args)
     python = interpreter(args.python, environ)
     several = machines.from_flags(args, environ, sizes.seats(args))
-    if several is not None:
-        nodes = sizes.Nodes(several.seats.most, several.seats.standby, (several.name,))
-    else:
-        nodes = sizes.nodes(args)
+    nodes = sizes.joining(several.seats, several.name) if several is not None else sizes.nodes(args)
     here = len(nodes.names)
     nproc = sizes.ranks_per_node(args.nproc_per_node, python, environ, here)
     devices = machines.split_devices(here, sizes.count_gpus(environ), environ)

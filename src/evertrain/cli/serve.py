@@ -163,6 +163,9 @@ def _greeting(plan: Plan, here: Places) -> list[str]:
     nodes = f" on {plan.nodes.active} nodes" if plan.nodes.active > 1 else ""
     spare = f", {plan.nodes.standby} standby" if plan.nodes.standby else ""
     lines = [f"job {here.job}: {ranks}{nodes}{spare}; {_short(here.run_dir)}", DIFFERENCES, *plan.notes]
+    if plan.nodes.least is not None:
+        fewer = f"{plan.nodes.least} node{'' if plan.nodes.least == 1 else 's'}"
+        lines.append(f"where nodes are lost, {fewer} may go on from the shared store, then not bit for bit the same")
     if plan.machines is not None:
         given = launch.token(plan, os.environ) is not None
         secret = "" if given else f"; their token is in {here.token}"

@@ -26,15 +26,27 @@ class Nodes:
     standby: int
     names: tuple[str, ...]
     """Those of this machine."""
+    least: int | None = None
+    """So few may go on training when others are lost; None: the job never shrinks."""
 
     @property
     def all(self) -> int:
         return self.active + self.standby
 
 
-def played(active: int, standby: int = 0) -> Nodes:
+def played(active: int, standby: int = 0, least: int | None = None) -> Nodes:
     """Nodes that are all played on this machine."""
-    return Nodes(active, standby, tuple(f"node-{number}" for number in range(active + standby)))
+    return Nodes(active, standby, tuple(f"node-{number}" for number in range(active + standby)), least)
+
+
+def joining(seats: Seats, name: str) -> Nodes:
+    """Nodes of which one is this machine, under a name that it asks for."""
+    return Nodes(seats.most, seats.standby, (name,), _fewer(seats.least, seats.most))
+
+
+def _fewer(least: int, active: int) -> int | None:
+    """MIN of a range, where that leaves anything to give up."""
+    return least if least < active else None
 
 
 def seats(args: Namespace) -> Seats | None:
@@ -64,7 +76,7 @@ def nodes(args: Namespace) -> Nodes:
         )
     if not 0 <= args.node_rank < local:
         raise UsageError(f"--node-rank {args.node_rank}: nodes are numbered 0 to {local - 1}")
-    return played(active, standby)
+    return played(active, standby, _fewer(least, active) if was_given(args, "nnodes") else None)
 
 
 def _this_machine(args: Namespace, most: int, standby: int) -> Nodes:

@@ -111,6 +111,7 @@ async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
                 mesh=spec.mesh,
                 max_restarts=spec.max_restarts,
                 observe_only=spec.observe_only,
+                least=spec.least,
                 seats=spec.seats,
                 node_rank=spec.node_rank,
                 # it may have waited for the run before it to end

@@ -63,7 +63,7 @@ def decide(state: JobState, picture: Picture, config: Config, now: float) -> lis
 def _nodes_come_and_go(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
     """Nodes come and go; one that its `run` has left stops the job as a signal would."""
     if state.stop is None:
-        for node in state.known_nodes():
+        for node in state.roster or state.known_nodes():
             report = picture.report(node)
             if report is not None and report.owner_gone:
                 return [r.StopRequested(time=now, signal=15, because=f"`evertrain run` on {node} is gone")]

@@ -3,8 +3,12 @@
     `run` on a node ──join──▶ seat ──all seats taken──▶ settled: ranks are numbered, the first attempt may start
 
 The first node serves the job and has a seat from the start. A node keeps its place from run to run, because its disk
-holds the checkpoints of the ranks that it had. One whose `run` was ended and is called again gets its seat back; there
-is no place for strangers once the nodes are settled.
+holds the checkpoints of the ranks that it had. One whose `run` was ended and is called again gets its seat back.
+
+    settled and short of nodes: `run` on a node ──join──▶ known, its agent may speak ──the ladder enlists it──▶ standby
+
+Once the nodes are settled others are let in only where the job has fewer than it should: strangers, or nodes that were
+lost or evicted, under their own names.
 """
 
 from __future__ import annotations
@@ -71,7 +75,8 @@ def admit(
     if why := _rank_is_taken(state, run.seats, picture, wish, now):
         return Refusal(why)
     seated = state.roster or (run.nodes[0], *(node for node in state.joined if _is_here(state, picture, node, now)))
-    name = _free_name(state, picture, wish.host, now) if state.roster or len(seated) < run.seats.all else None
+    is_short = len(seated) + len(_on_their_way(state, picture, now)) < run.seats.all
+    name = _free_name(state, picture, wish.host, is_short, now)
     if name is None:
         return Refusal(f"job {job} has its {len(seated)} nodes: {', '.join(seated[:8])}")
     return r.NodeJoined(time=now, node=name, instance=wish.instance, node_rank=wish.node_rank)
@@ -88,23 +93,47 @@ def _rank_is_taken(state: JobState, seats: Seats, picture: Picture, wish: Wish, 
         return ""
     if not 0 <= wish.node_rank < seats.all:
         return f"--node-rank {wish.node_rank}: nodes are numbered 0 to {seats.all - 1}"
-    held = {seen.node_rank: seen.node for seen in state.joined.values() if _is_here(state, picture, seen.node, now)}
-    if state.run.node_rank is not None:
+    # the number of a node that is out is not held by anybody
+    part = state.roster or state.known_nodes()
+    held = {
+        seen.node_rank: seen.node
+        for seen in state.joined.values()
+        if seen.node in part and _is_here(state, picture, seen.node, now)
+    }
+    if state.run.node_rank is not None and state.run.nodes[0] in part:
         held[state.run.node_rank] = state.run.nodes[0]
     holder = held.get(wish.node_rank)
     return "" if holder is None else f"--node-rank {wish.node_rank} is taken by {holder}"
 
 
-def _free_name(state: JobState, picture: Picture, host: str, now: float) -> str | None:
-    """The host's name, numbered where several nodes are on one host; None when all seats are settled."""
+def _free_name(state: JobState, picture: Picture, host: str, is_short: bool, now: float) -> str | None:
+    """The host's name, numbered where several nodes are on one host; None where there is no seat for it."""
     base = node_name(host)
     for number in count(1):
         name = base if number == 1 else f"{base}-{number}"
-        if state.roster and name not in state.roster:
-            return None
-        if name not in state.known_nodes() or (name in state.joined and not _is_here(state, picture, name, now)):
+        if name not in state.known_nodes():
+            return name if is_short else None
+        if name in state.joined and not _is_here(state, picture, name, now) and (is_short or name in state.roster):
             return name
     raise AssertionError("unreachable")
+
+
+def _on_their_way(state: JobState, picture: Picture, now: float) -> list[str]:
+    """Who has been let in after the nodes were settled, and does not take part yet."""
+    if not state.roster:
+        return []
+    out = (*state.roster, *state.memory.blocked)
+    return [node for node in state.joined if node not in out and _is_here(state, picture, node, now)]
+
+
+def arrivals(state: JobState, picture: Picture) -> list[str]:
+    """Nodes that are here, do not take part and are not kept out, as far as the job is short of nodes."""
+    run = state.run
+    if run is None or not state.roster or state.closing:
+        return []
+    wanted = (run.seats.all if run.seats is not None else len(run.nodes)) - len(state.roster)
+    out = (*state.roster, *state.memory.blocked)
+    return [node for node in state.known_nodes() if node not in out and picture.connected(node)][: max(0, wanted)]
 
 
 def _is_here(state: JobState, picture: Picture, node: str, now: float) -> bool:
@@ -123,6 +152,7 @@ def settle(state: JobState, picture: Picture, config: MachinesConfig, now: float
         return []
     seats = run.seats
     here = [node for node in state.known_nodes() if picture.connected(node)]
+    here.sort(key=lambda node: node in state.kept_out())
     newest = max([run.time, *(seen.time for seen in state.joined.values())])
     if len(here) >= seats.all or (len(here) >= seats.least and now - newest >= config.last_call_s):
         standby = max(0, min(len(here), seats.all) - seats.most)
@@ -160,4 +190,6 @@ def _in_order(state: JobState, here: list[str]) -> tuple[str, ...]:
             if place is not None and place < len(here) and node not in places.values():
                 places.setdefault(place, node)
     rest = iter([node for node in here if node not in places.values()])
-    return tuple(places[place] if place in places else next(rest) for place in range(len(here)))
+    order = [places[place] if place in places else next(rest) for place in range(len(here))]
+    # who was evicted before trains only where there is nobody else
+    return tuple(sorted(order, key=lambda node: node in state.kept_out()))

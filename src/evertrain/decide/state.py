@@ -175,10 +175,15 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         return incident is not None and incident.decided is not None and stops(incident.decided)
 
     def known_nodes(self) -> tuple[str, ...]:
-        """All nodes that may speak for this run."""
+        """All nodes that may speak for this run: who takes part, then who would like to or did."""
         if self.roster:
-            return self.roster
+            return tuple(dict.fromkeys((*self.roster, *self.joined, *self.nodes)))
         return (*self.run.nodes, *self.joined) if self.run is not None else ()
+
+    def kept_out(self) -> frozenset[str]:
+        """Nodes that were evicted and that nobody has allowed back."""
+        allowed = {one.node for one in self.asked if isinstance(one, r.AllowAsked)}
+        return frozenset(node for node in self.memory.blocked if node not in allowed)
 
     def since(self, time: float) -> float:
         """From when on a deadline counts that began at `time`: a clock that jumps at a takeover makes nobody late."""
@@ -218,7 +223,9 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
         case r.NodeJoined():
             return replace(state, joined={**state.joined, record.node: record})
         case r.NodesSettled():
-            return replace(state, roster=record.nodes, standby=record.standby)
+            # who had a seat and never came has none any more
+            joined = {node: seen for node, seen in state.joined.items() if node in record.nodes}
+            return replace(state, roster=record.nodes, standby=record.standby, joined=joined)
         case r.TermStarted():
             return _term_started(state, record)
         case r.AttemptStarted():

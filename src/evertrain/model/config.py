@@ -75,6 +75,7 @@ class LadderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     budget_fraction: float = 0.1
     """... or this part of its nodes, where that is more."""
     budget_window_s: float = 3600.0
+    """Of the two limits above."""
     replace_wait_s: float = 300.0
     """So long a job waits for nodes that it cannot go on without, where the platform may bring some."""
     inspect_limit_s: float = 900.0
@@ -101,6 +102,16 @@ class MachinesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     from the first node and whose ranks make no progress ends after so long."""
     broken_s: float = 10.0
     """A silent node is lost after so long already where connections to its ranks have broken."""
+
+
+class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where new nodes come from, when the job is short of them."""
+
+    request_command: str = ""
+    """A shell command that asks for nodes, as `sbatch standby.sh`; run on the first node, with EVERTRAIN_JOB,
+    EVERTRAIN_NODES_WANTED and EVERTRAIN_ENDPOINT in its environment. Empty: you start them."""
+    limit_s: float = 60.0
+    """So long may it take before it is ended."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,6 +158,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     restart: RestartConfig = RestartConfig()
     hang: HangConfig = HangConfig()
     machines: MachinesConfig = MachinesConfig()
+    platform: PlatformConfig = PlatformConfig()
     agent: AgentConfig = AgentConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     ladder: LadderConfig = LadderConfig()

@@ -1,0 +1,1 @@
+"""Where nodes come from, when a job is short of them."""

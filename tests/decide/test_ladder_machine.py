@@ -33,7 +33,8 @@ BUDGET = 1
 class Seen:
     """What speaks against nodes, kept by the test itself and not by the code that it judges."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_paper: bool) -> None:
+        self.is_paper = is_paper
         self.reasons: dict[str, set[str]] = defaultdict(set)
         self.signs: dict[str, list[float]] = defaultdict(list)
         self.alerts: dict[str, list[float]] = defaultdict(list)
@@ -67,7 +68,7 @@ class Seen:
         if any(at >= event.time - 600 for at in self.signs[node]):
             reasons.add("odd hardware")
         if event.source == "hang":
-            if event.unkillable or event.is_group or self.hung[node]:
+            if self.is_paper or event.unkillable or event.is_group or self.hung[node]:
                 reasons.add("hang")
             self.hung[node].append(event.time)
         if event.source == "lost":
@@ -81,12 +82,12 @@ class Seen:
 class Witnessed(Job):
     """A job of which every decision is looked at."""
 
-    def __init__(self, **options: Any) -> None:
-        self.seen = Seen()
+    def __init__(self, policy: Policy, **options: Any) -> None:
+        self.seen = Seen(is_paper=policy.hang_policy == "paper")
         self.sighted = JobState()
         """The same job with none of its sensors ever blind."""
         self.counted: list[tuple[float, int, bool]] = []
-        super().__init__(**options)
+        super().__init__(policy=policy, **options)
 
     def write(self, record: r.AnyRecord) -> None:
         super().write(record)
@@ -164,16 +165,24 @@ class Anything(RuleBasedStateMachine):
     @rule(node=some_node, kind=st.sampled_from(["fault", "alert", "alert", "reading", "reading", "blind"]))
     def a_sensor_speaks(self, node: str, kind: str) -> None:
         job = self.job
-        acts = kind in ("fault", "alert") and self.trains() and node in job.state.active_nodes()
-        if acts and job.state.incident is None and kind == "fault":
-            number = job.opens(node)
+        if self.trains() and self.acts(node, kind):
+            job.opens(node)
             getattr(job, kind)(node)
             if not self.waits():
-                self.training_follows(number)
+                self.training_follows()
             return
         getattr(job, kind)(node)
 
-    def training_follows(self, number: int) -> None:
+    def acts(self, node: str, kind: str) -> bool:
+        """Whether training is to be interrupted: only then is there an incident."""
+        job = self.job
+        event = {"fault": d.NodeFault, "alert": d.NetworkAlert}.get(kind)
+        if event is None:
+            return False
+        actions = ladder.decide(job.state, event(time=job.now, node=node, signal="", evidence=""), job.policy)
+        return not any(isinstance(one, d.Tolerate) or (isinstance(one, d.Evict) and one.spare) for one in actions)
+
+    def training_follows(self) -> None:
         """An attempt that a sign has cut short is over."""
         job, attempt = self.job, self.job.state.attempt
         assert attempt is not None
@@ -241,7 +250,7 @@ class Anything(RuleBasedStateMachine):
                 job.now += 300
                 actions = job.nobody_came()
         if job.state.active is not None and not self.waits():
-            self.training_follows(job.state.incident.number)
+            self.training_follows()
             return
         self.follow(actions)
 
@@ -264,7 +273,7 @@ class Anything(RuleBasedStateMachine):
             actions = self.job.ready(node)
             if before and not self.waits() and not self.job.state.closing:
                 if self.job.state.active is not None:
-                    self.training_follows(0)
+                    self.training_follows()
                 else:
                     self.follow(actions)
 
@@ -295,7 +304,7 @@ class Anything(RuleBasedStateMachine):
 
 
 Anything.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAnything = Anything.TestCase
 

@@ -99,6 +99,7 @@ class Job:
         number = max(self.state.incidents, default=0) + 1
         attempt = self.state.attempt
         assert attempt is not None
+        self._close()
         self.write(
             r.IncidentOpened(
                 time=self.now, incident=number, attempt=attempt.number, fault_time=self.now, cause=cause,
@@ -123,8 +124,7 @@ class Job:
         """The attempt ends and is judged; `step` says at which step, by default at the next with progress only."""
         attempt = self.state.attempt
         assert attempt is not None
-        if (before := self.state.incident) is not None:
-            self.write(r.IncidentClosed(time=self.now, incident=before.number, first_new_step=None, passed_time=None))
+        self._close()
         self.step += progress
         step = more.pop("step", self.step)
         number = max(self.state.incidents, default=0) + 1
@@ -146,6 +146,10 @@ class Job:
                 nodes=nodes, step=step, evidence=evidence, **more,
             )
         )  # fmt: skip
+
+    def _close(self) -> None:
+        if (before := self.state.incident) is not None:
+            self.write(r.IncidentClosed(time=self.now, incident=before.number, first_new_step=None, passed_time=None))
 
     def restarts(self) -> None:
         """What was decided is done."""

@@ -10,27 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from cli import logs
 from cli.plans import known_job
 from evertrain.cli import client, look, node
 from evertrain.cli.main import main
 from evertrain.controller.store import read_log
-from evertrain.decide import state as states
-from evertrain.decide.memory import Blocked, Memory
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 
 Json = dict[str, Any]
-
-
-def blocks(memory: Memory, event: d.AnyEvent, actions: tuple[d.AnyAction, ...]) -> Memory:
-    """As little as these tests need of what the ladder remembers."""
-    out = [name for action in actions if isinstance(action, d.Evict) for name in action.nodes]
-    return replace(
-        memory, blocked={name: Blocked(since=event.time, because="gpu lost", is_certain=True) for name in out}
-    )
 
 
 @pytest.fixture
@@ -38,7 +27,6 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a job whose node-1 was evicted, and that does not run."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("EVERTRAIN_RUN_DIR", str(tmp_path / "runs"))
-    monkeypatch.setattr(states, "evolve", blocks)
     folder = known_job(tmp_path / "runs", "job")
     evict = d.Evict(because="gpu lost", nodes=("node-1",), replacements={"node-1": "node-2"}, evidence=("Xid 79",))
     fault = d.NodeFault(time=3.0, node="node-1", signal="gpu_lost", evidence="Xid 79")

@@ -30,23 +30,6 @@ Json = dict[str, Any]
 OUT = Blocked(since=1500.0, because="gpu lost", is_certain=True)
 
 
-def blocks(memory: Memory, event: d.AnyEvent, actions: tuple[d.AnyAction, ...]) -> Memory:
-    """As little as these tests need of what the ladder remembers."""
-    out = {
-        node: Blocked(since=event.time, because=action.because, is_certain=False, is_drained=action.planned)
-        for action in actions
-        if isinstance(action, d.Evict)
-        for node in action.nodes
-    }
-    kept = {node: one for node, one in memory.blocked.items() if not isinstance(event, d.NodeAllowed)}
-    return replace(memory, blocked={**kept, **out})
-
-
-@pytest.fixture(autouse=True)
-def remembers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "evolve", blocks)
-
-
 def training() -> World:
     """Two nodes and a standby."""
     world = World(3, standby=1)

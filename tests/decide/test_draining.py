@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from evertrain.decide import draining
-from evertrain.decide import state as states
 from evertrain.decide.memory import Blocked, Memory
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import JobState, apply
@@ -20,12 +19,6 @@ from support.world import World
 STORED = r.StoreCommitted(
     time=1.0, url="s3://b", folder="step-5", attempt=1, step=5, world_size=4, bytes=1, seconds=1.0
 )
-
-
-@pytest.fixture(autouse=True)
-def remembers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the ladder remembers is not the question here."""
-    monkeypatch.setattr(states, "evolve", lambda memory, event, actions: memory)
 
 
 class Drill:

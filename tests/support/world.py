@@ -136,8 +136,7 @@ class World:
         self.now = 1000.0
         self.config = config or Config()
         self.pids = iter(range(100, 10**9))
-        standby = int(run.get("standby", 0))  # type: ignore[call-overload]
-        names = tuple(f"node-{index}" for index in range(1 if seats is not None else nodes + standby))
+        names = tuple(f"node-{index}" for index in range(1 if seats is not None else nodes))
         self.nodes = {name: Node(name, Identity(next(self.pids), 1)) for name in names}
         self.spec = ControllerSpec(
             job="job", run_id="job-1", run_dir="/run", log_root="/run/logs", database="", token_file="", listen_fd=0,

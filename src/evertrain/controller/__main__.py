@@ -103,7 +103,6 @@ async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
                 run_id=spec.run_id,
                 nodes=spec.nodes,
                 standby=spec.standby,
-                least=spec.least,
                 nproc_per_node=spec.nproc_per_node,
                 fresh=spec.fresh or completed,
                 start=spec.start,

@@ -33,6 +33,7 @@ from evertrain.model.decisions import (
     NodeTested,
     Policy,
     Restart,
+    Tolerate,
     WaitForNodes,
 )
 
@@ -64,18 +65,6 @@ def role(state: JobState, node: str) -> Literal["active", "standby"] | None:
     return "standby" if node in state.standbys() else "active"
 
 
-def usable(state: JobState) -> tuple[str, ...]:
-    """Standbys that can take over at once."""
-    return tuple(
-        node
-        for node in state.standbys()
-        if (seen := state.nodes.get(node)) is not None
-        and seen.state == "standby"
-        and node not in state.memory.blocked
-        and node not in state.memory.faults
-    )
-
-
 def still_active(state: JobState, nodes: Sequence[str]) -> tuple[str, ...]:
     """Those that hold ranks now, each once."""
     if not nodes:
@@ -103,10 +92,8 @@ def remove(state: JobState, policy: Policy, now: float, removal: Removal) -> tup
     """Evict, or what is done instead."""
     nodes, why = removal.nodes, removal.why
     if not removal.lost and (over := over_budget(state, policy.ladder, now, len(nodes), is_group=removal.is_group)):
-        return restart_and_ask(
-            f"{why}: not evicted, restart in place: {over}", f"{listed(nodes)} should go, but {over}"
-        )
-    spare = usable(state)[: len(nodes)]
+        return _stay(state, nodes, f"{why}: not evicted: {over}", f"{listed(nodes)} should go, but {over}")
+    spare = state.usable_standbys()[: len(nodes)]
     missing = len(nodes) - len(spare)
     if not missing:
         return (_evict(removal, nodes, spare),)
@@ -126,11 +113,12 @@ def remove(state: JobState, policy: Policy, now: float, removal: Removal) -> tup
             ),
         )
     kept = nodes[len(spare) :]
-    stays = f"{why}: {lack}{'' if spare else _why_not_smaller(state, removal)}; restart in place"
-    evicted = (_evict(removal, nodes[: len(spare)], spare),) if spare else ()
-    if not removal.is_grave:
-        return (*evicted, Restart(because=stays))
-    return (*evicted, *restart_and_ask(stays, f"{listed(kept)} should go and there is nothing to replace it with"))
+    stays = f"{why}: {lack}{'' if spare else _why_not_smaller(state, removal)}"
+    question = f"{listed(kept)} should go and there is nothing to replace it with"
+    if not spare:
+        return _stay(state, kept, stays, question, is_grave=removal.is_grave)
+    evicted = _evict(removal, nodes[: len(spare)], spare)
+    return (evicted, *_stay(state, kept, stays, question, is_grave=removal.is_grave, restarts=True))
 
 
 def _evict(removal: Removal, nodes: tuple[str, ...], spare: tuple[str, ...]) -> Evict:
@@ -147,6 +135,18 @@ def _evict(removal: Removal, nodes: tuple[str, ...], spare: tuple[str, ...]) -> 
         lost=removal.lost,
         because=f"{removal.why}: {'replaced' if removal.lost else 'evicted'}; {', '.join(takes_over)}",
     )
+
+
+def _stay(
+    state: JobState, nodes: Sequence[str], because: str, question: str, *, is_grave: bool = True, restarts: bool = False
+) -> tuple[AnyAction, ...]:
+    """The nodes keep their ranks. An attempt that still runs goes on for as long as it can: ending it mends nothing."""
+    attempt = state.active
+    if attempt is not None and attempt.ending is None and not restarts:
+        on = f"{because}; training goes on for as long as it can"
+        return (Tolerate(node=nodes[0], because=on), AskHuman(because=question))
+    restart = Restart(because=f"{because}; restart in place")
+    return (restart, AskHuman(because=question)) if is_grave else (restart,)
 
 
 def restart_and_ask(because: str, question: str) -> tuple[AnyAction, ...]:
@@ -206,7 +206,7 @@ def grown(state: JobState, actions: tuple[AnyAction, ...]) -> tuple[AnyAction, .
     gone = sum(len(evict.nodes) - len(evict.replacements) for evict in evictions)
     room = full_size(state) - (len(state.active_nodes()) - gone)
     left = {node for evict in evictions for node in evict.nodes}
-    joining = tuple(node for node in usable(state) if node not in taken and node not in left)[: max(room, 0)]
+    joining = tuple(node for node in state.usable_standbys() if node not in taken and node not in left)[: max(room, 0)]
     if not joining:
         return actions
     because = f"{listed(joining)} can take part again: the job goes on with {len(joining)} more, from the shared store"

@@ -106,7 +106,7 @@ def _known_broken(state: JobState, policy: Policy, now: float) -> tuple[AnyActio
     oldest = now - policy.ladder.repeat_window_s
     faults = state.memory.faults
     known = eviction.still_active(state, [node for node, fault in faults.items() if fault.time >= oldest])
-    spare = len(eviction.usable(state))
+    spare = len(state.usable_standbys())
     nodes = known[:spare]
     if not nodes or eviction.over_budget(state, policy.ladder, now, len(nodes)):
         return ()
@@ -154,7 +154,7 @@ def _if_replaceable(
     state: JobState, event: AttemptFailed, policy: Policy, nodes: tuple[str, ...], reason: str, *, group: bool = False
 ) -> tuple[AnyAction, ...]:
     """Evict nodes of which it is not certain that they are broken: only where others stand ready."""
-    ready = len(eviction.usable(state))
+    ready = len(state.usable_standbys())
     if ready < len(nodes):
         because = f"{_what(event)}; {reason}; restart in place: {ready} standbys are ready for {len(nodes)} nodes"
         return (Restart(because=because),)

@@ -152,11 +152,14 @@ def settle(state: JobState, picture: Picture, config: MachinesConfig, now: float
         return []
     seats = run.seats
     here = [node for node in state.known_nodes() if picture.connected(node)]
-    here.sort(key=lambda node: node in state.kept_out())
+    out = state.kept_out()
+    here.sort(key=lambda node: node in out)
     newest = max([run.time, *(seen.time for seen in state.joined.values())])
     if len(here) >= seats.all or (len(here) >= seats.least and now - newest >= config.last_call_s):
-        standby = max(0, min(len(here), seats.all) - seats.most)
-        return [r.NodesSettled(time=now, nodes=_in_order(state, here[: seats.all]), standby=standby)]
+        # one that was evicted trains where nobody else is there; it is no standby
+        members = [*here[: seats.most], *(node for node in here[seats.most : seats.all] if node not in out)]
+        standby = max(0, len(members) - seats.most)
+        return [r.NodesSettled(time=now, nodes=_in_order(state, members), standby=standby)]
     if now - newest < config.join_s:
         return []
     named = f" ({', '.join(here)})" if here else ""

@@ -210,7 +210,7 @@ def _replaced(
     nodes = eviction.still_active(state, wait.instead_of)
     if not nodes:
         return (Restart(because=f"{listed(wait.instead_of)} went in the meantime: nothing is waited for any more"),)
-    ready = len(eviction.usable(state))
+    ready = len(state.usable_standbys())
     if ready < len(nodes):
         because = f"{event.node} is ready: {ready} of {len(nodes)} nodes that incident {incident.number} waits for"
         return (Tolerate(node=event.node, because=because),)
@@ -223,7 +223,7 @@ def _awaited(state: JobState) -> tuple[str, ...]:
     if state.active is not None or not state.attempts or state.closing:
         return ()
     gone = [node for node, seen in state.nodes.items() if seen.state == "lost"]
-    return eviction.still_active(state, gone)[: len(eviction.usable(state))]
+    return eviction.still_active(state, gone)[: len(state.usable_standbys())]
 
 
 def nobody_came(state: JobState, event: NobodyCame, policy: Policy) -> tuple[AnyAction, ...]:
@@ -284,7 +284,7 @@ def drain_requested(state: JobState, event: DrainRequested) -> tuple[AnyAction, 
         return (_spare(node, f"{node} is drained: {event.because}", evidence, planned=True),)
     if state.closing:
         return (Tolerate(node=node, because=f"{node} is not drained: the job is ending anyway"),)
-    spare = eviction.usable(state)[:1]
+    spare = state.usable_standbys()[:1]
     if not spare and not eviction.may_shrink(state, 1):
         because = f"{node} is not drained: no standby is ready, and the job cannot go on with one node less"
         return (Tolerate(node=node, because=because),)

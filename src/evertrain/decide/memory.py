@@ -16,6 +16,7 @@ from evertrain.model.decisions import (
     Answered,
     AnyAction,
     AnyEvent,
+    AskHuman,
     AttemptFailed,
     Enlist,
     Evict,
@@ -113,7 +114,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 def signature(event: AttemptFailed) -> str:
     """What makes two failures the same one; empty where nothing is known of it."""
     if event.signature:
-        return f"{event.signature} at step {event.step}"
+        return event.signature
     if not event.nodes:
         return ""
     return f"{event.source}: {event.cause} on {', '.join(event.nodes)}"
@@ -122,7 +123,7 @@ def signature(event: AttemptFailed) -> str:
 def evolve(memory: Memory, event: AnyEvent, actions: tuple[AnyAction, ...], incident: int | None = None) -> Memory:
     """What is remembered after one more decision."""
     memory = _seen(memory, event)
-    if isinstance(event, NetworkAlert) and any(isinstance(action, Restart | WaitForNodes) for action in actions):
+    if isinstance(event, NetworkAlert) and any(isinstance(action, AskHuman | WaitForNodes) for action in actions):
         memory = replace(memory, faults=_put(memory.faults, event.node, event))
     for action in actions:
         if type(action) is not Tolerate:

@@ -7,8 +7,7 @@ evicted. Each returns the decision and what follows from it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from msgspec.structs import replace
+from typing import Any
 
 from evertrain.decide import answering, incidents, joining, standbys
 from evertrain.decide.blame import Blame
@@ -27,11 +26,11 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
         return []
     if state.signals:
         return _signal(state, state.signals[0], now)
-    for event in (*_asked(state, now), *_arrivals(state, picture, now)):
+    for event in _asked(state, now):
         return answering.answer(state, event)
-    for tested in _tests(state, picture, config, now):
-        decided = answering.decision(state, tested)
-        # a test that changes nothing is no news: one a minute would fill the log
+    for event in (*_arrivals(state, picture, now), *_tests(state, picture, config, now)):
+        decided = answering.decision(state, event)
+        # a node that stays out, again and again, is no news: one a minute would fill the log
         if any(isinstance(action, d.Enlist) for action in decided.actions):
             return [decided]
     return []
@@ -41,19 +40,15 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
 
 
 def _signal(state: JobState, raised: r.SignalRaised, now: float) -> list[AnyRecord]:
-    match readings.grade(raised.signal):
-        case "fault":
-            fault = d.NodeFault(time=now, node=raised.node, signal=raised.signal, evidence=raised.evidence)
-            return _incident_of(state, raised, fault)
-        case "network":
-            alert = d.NetworkAlert(time=now, node=raised.node, signal=raised.signal, evidence=raised.evidence)
-            return _incident_of(state, raised, alert)
-        case "reading":
-            reading = d.HardwareReading(time=now, node=raised.node, signal=raised.signal, evidence=raised.evidence)
-            return answering.answer(state, reading)
-        case "blind":
-            blind = d.SensorBlind(time=now, node=raised.node, sensor=raised.signal, evidence=raised.evidence)
-            return answering.answer(state, blind)
+    seen: dict[str, Any] = {"time": now, "node": raised.node, "evidence": raised.evidence}
+    grade = readings.grade(raised.signal)
+    if grade == "fault":
+        return _incident_of(state, raised, d.NodeFault(signal=raised.signal, **seen))
+    if grade == "network":
+        return _incident_of(state, raised, d.NetworkAlert(signal=raised.signal, **seen))
+    if grade == "reading":
+        return answering.answer(state, d.HardwareReading(signal=raised.signal, **seen))
+    return answering.answer(state, d.SensorBlind(sensor=raised.signal, **seen))
 
 
 def _incident_of(state: JobState, raised: r.SignalRaised, event: d.NodeFault | d.NetworkAlert) -> list[AnyRecord]:

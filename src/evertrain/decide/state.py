@@ -197,8 +197,15 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         return self.roster[len(self.roster) - self.standby :]
 
     def usable_standbys(self) -> tuple[str, ...]:
-        """Those that have tested themselves and can be heard."""
-        return tuple(node for node in self.standbys() if node in self.nodes and self.nodes[node].state == "standby")
+        """Those that have tested themselves, can be heard, and that nothing is held against."""
+        held = (self.memory.blocked, self.memory.faults)
+        return tuple(
+            node
+            for node in self.standbys()
+            if (seen := self.nodes.get(node)) is not None
+            and seen.state == "standby"
+            and not any(node in table for table in held)
+        )
 
     def placement(self) -> dict[int, str]:
         """Ranks stay with their node, in the order of the nodes; empty until the nodes are settled."""
@@ -309,7 +316,6 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         open_incidents=(),
         joined={},
         roster=_in_their_places(state, record) if record.seats is None else (),
-        standby=record.standby,
         earlier_roster=state.roster or state.earlier_roster,
         nodes={},
         signals=(),
@@ -323,6 +329,7 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         # whoever calls again has seen to it: what failed before is known, how far the ladder was climbed is not
         memory=replace(state.memory, chain=Chain(), hold_until=0.0),
     )
+    again = replace(again, standby=record.standby - (len(record.nodes) - len(again.roster)) if again.roster else 0)
     if state.run is None:
         again = replace(again, life=record.time)
     if record.fresh:
@@ -340,7 +347,7 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
     for attempt in state.attempts:
         if attempt.progress is not None and attempt.ended is None:
             again = replace(again, best_step=_max(again.best_step, attempt.progress.step))
-    return again
+    return _settled(again) if again.roster else again
 
 
 def _still_asked(state: JobState, record: r.RunStarted) -> tuple[r.AllowAsked | r.DrainAsked, ...]:
@@ -349,18 +356,30 @@ def _still_asked(state: JobState, record: r.RunStarted) -> tuple[r.AllowAsked | 
 
 
 def _in_their_places(state: JobState, record: r.RunStarted) -> tuple[str, ...]:
-    """Nodes keep the ranks that they had in the run before; those that were evicted come last."""
-    active = len(record.nodes) - record.standby
+    """Nodes keep the ranks that they had in the run before. Those that were evicted are left out, as far as the job can
+    do without them."""
     allowed = [one.node for one in _still_asked(state, record)]
-    blocked = [
-        node for node in record.nodes if node in state.memory.blocked and node not in allowed and not record.fresh
-    ]
+    out = [] if record.fresh else [node for node in state.memory.blocked if node not in allowed]
+    active = len(record.nodes) - record.standby
+    fit = [node for node in record.nodes if node not in out]
+    fit += [node for node in record.nodes if node in out][: max(0, active - len(fit))]
     before = [] if record.fresh else list(state.roster or state.earlier_roster)
-    places = {node: place for place, node in enumerate(before[:active]) if node in record.nodes and node not in blocked}
-    others = [node for node in record.nodes if node not in places and node not in blocked]
-    rest = iter([*others, *blocked])
+    places = {node: place for place, node in enumerate(before[:active]) if node in fit}
+    rest = iter([node for node in fit if node not in places])
     kept = {place: node for node, place in places.items()}
-    return tuple(kept[place] if place in kept else next(rest) for place in range(len(record.nodes)))
+    return tuple(kept[place] if place in kept else next(rest) for place in range(len(fit)))
+
+
+def _settled(state: JobState) -> JobState:
+    """Who is out stays out; who was needed all the same is none of them any more."""
+    blocked = {node: one for node, one in state.memory.blocked.items() if node not in state.roster}
+    here = (*state.run.nodes, *state.joined) if state.run is not None else ()
+    out = {
+        node: r.NodeChanged(time=one.since, node=node, state="evicted", because=one.because)
+        for node, one in blocked.items()
+        if node in here
+    }
+    return replace(state, nodes={**state.nodes, **out}, memory=replace(state.memory, blocked=blocked))
 
 
 def _abandoned(incident: Incident, time: float) -> r.IncidentClosed:
@@ -452,6 +471,8 @@ def _is_final(record: r.Decided) -> bool:
     """Whether training goes on, or ends, after this decision; nobody is waited for first."""
     if record.event is None:
         return True  # of an older version
+    if isinstance(record.event, d.NobodyCame):
+        return True  # nothing is left to wait for
     return any(isinstance(action, d.Restart | d.Evict | d.Stop | d.Hold) for action in record.actions)
 
 

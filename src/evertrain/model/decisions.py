@@ -79,7 +79,7 @@ class AttemptFailed(Event, frozen=True, kw_only=True):
     step: int | None = None
     """At which it failed; of an exception of the script, the one that it was raised in."""
     signature: str = ""
-    """Of an exception of the script: type and line. Empty: it is not the script that raised."""
+    """Of an exception of the script: type, line and step. Empty: it is not the script that raised."""
     confidence: float = 1.0
     evidence: tuple[str, ...] = ()
     unkillable: bool = False

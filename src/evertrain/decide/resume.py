@@ -128,10 +128,27 @@ def newest(state: JobState, picture: Picture, at_most: int | None = None, *, fet
 
 
 def all_read(state: JobState, picture: Picture) -> bool:
-    """Whether every node has looked at its checkpoints after the last rank of the last attempt was gone."""
+    """Whether every node has looked at its checkpoints after the last rank of the last attempt was gone.
+
+    Those that were taken out count as well, as long as they can be heard: what they hold may be all that there is.
+    """
     last = state.attempt.number if state.attempt is not None else 0
-    reports = [picture.report(node) for node in state.active_nodes()]
+    nodes = (*state.active_nodes(), *_left(state, picture))
+    reports = [picture.report(node) for node in nodes]
     return all(report is not None and report.copies_after_attempt >= last for report in reports)
+
+
+def _left(state: JobState, picture: Picture) -> list[str]:
+    """Nodes of the last attempt that are out since, and whose ranks have ended in an orderly way."""
+    attempt = state.attempt
+    if attempt is None:
+        return []
+    placement = attempt.started.placement
+    out = [node for node in dict.fromkeys(placement.values()) if node not in state.roster and picture.connected(node)]
+    if not out:
+        return []
+    unseen = {placement[rank] for rank, end in attempt.ends.items() if end.status is None}
+    return [node for node in out if node not in unseen]
 
 
 # -- what lies on other nodes ----------------------------------------------------------------------------------------

@@ -1,0 +1,31 @@
+"""What does a signal about a node prove? Its kind says so: a machine fault for certain, trouble of a link, or less.
+
+fault      the machine is broken: nothing that waits or restarts will mend it
+network    a link misbehaves; most such troubles heal themselves
+reading    something is odd; alone it proves nothing
+blind      a sensor cannot see, which neither accuses nor acquits
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Grade = Literal["fault", "network", "reading", "blind"]
+
+FAULTS = frozenset(
+    {
+        "gpu_lost", "gpu_unavailable", "gpu_driver_hang", "disk_fault", "kernel_panic", "row_remap_failed",
+        # NVIDIA's codes after which the GPU is of no use until somebody has seen to it
+        "xid_48", "xid_64", "xid_79", "xid_119",
+    }
+)  # fmt: skip
+NETWORK = frozenset({"network_alert", "nic_down", "link_flap", "packet_loss", "switch_down"})
+
+
+def grade(kind: str) -> Grade:
+    """How much a signal of this kind proves; one that nobody knows is a reading."""
+    if kind in FAULTS:
+        return "fault"
+    if kind in NETWORK:
+        return "network"
+    return "blind" if kind.startswith("blind") else "reading"

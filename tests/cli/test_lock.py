@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from cli.plans import plan
-from evertrain.cli import lock, places, processes
+from evertrain.cli import lock, places, processes, registry
 from evertrain.cli.places import Places
+from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError
 
 
@@ -45,6 +46,30 @@ def test_a_second_run_is_told_who_is_first_and_what_to_do(here: Places) -> None:
         "`evertrain stop --job job` ends it, --job NAME starts another"
     )
     os.close(held)
+    os.close(lock.take(here))
+
+
+@pytest.fixture
+def known(here: Places) -> KnownJob:
+    """The same job, as other commands know it."""
+    places.write_job(here, plan(here.run_dir.parent), "http://127.0.0.1:1")
+    (job,) = registry.below(here.run_dir, {})
+    return job
+
+
+def test_a_job_of_which_nothing_lives_is_kept_from_running(here: Places, known: KnownJob) -> None:
+    with lock.kept_from_running(known):
+        with pytest.raises(TroubleError, match=f"already running \\(pid {os.getpid()}\\)"):
+            lock.take(here)
+    os.close(lock.take(here))
+
+
+def test_nobody_takes_the_place_of_a_controller_that_may_live(
+    here: Places, known: KnownJob, survivor: subprocess.Popen[bytes]
+) -> None:
+    with pytest.raises(TroubleError, match=f"still lives \\(keeper-node-0, pid {survivor.pid}\\)"):
+        with lock.kept_from_running(known):
+            raise AssertionError("it was not refused")
     os.close(lock.take(here))
 
 

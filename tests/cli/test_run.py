@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -263,10 +264,46 @@ def test_a_node_is_wiped_once_and_comes_back(start: Start) -> None:
     assert not disk.exists()
 
 
-def test_a_lost_gpu_is_reported_to_the_controller(start: Start) -> None:
-    run = start("--inject", "gpu-lost:node=node-0@step=5", fake={"after_s": 2.0})
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [("gpu-lost", "gpu_lost"), ("network-alert", "network_alert"), ("reading", "hardware_reading")],
+)
+def test_what_is_seen_of_a_node_is_reported_to_the_controller(start: Start, fault: str, kind: str) -> None:
+    run = start("--inject", f"{fault}:node=node-0@step=5", fake={"after_s": 2.0})
     assert run.end()[0] == 0
-    assert [post["kind"] for post in run.posts()] == ["gpu_lost"]
+    (post,) = run.posts()
+    assert (post["path"], post["kind"], post["node"]) == ("/v1/signals", kind, "node-0")
+
+
+def test_the_same_drill_twice_is_two_drills(start: Start) -> None:
+    twice = ("--inject", "network-alert:node=0@step=5") * 2
+    run = start(*twice, fake={"after_s": 2.0})
+    assert run.end()[0] == 0
+    assert [post["kind"] for post in run.posts()] == ["network_alert"] * 2
+
+
+def test_a_lost_node_stays_away_and_the_job_ends_without_it(start: Start) -> None:
+    run = start("--local-nodes", "2", "--inject", "node-loss:node=1@step=5", fake={"after_s": 4.0})
+    lost = [processes.identify(run.pid(name)) for name in ("keeper-node-1", "agent-node-1")]
+    eventually(lambda: not any(one and processes.is_alive(one) for one in lost), "the node is gone", within_s=5)
+    code, _, err = run.end()
+    assert code == 0
+    assert err.count("drill: node-loss:node=1@step=5") == 1 and "started again" not in err
+    lives = (run.run_dir / "lives.txt").read_text().split()
+    assert (lives.count("keeper-node-1"), lives.count("agent-node-1")) == (1, 1)
+    assert not list(SHARED_MEMORY.glob(f"{run.run_dir.name}*"))
+
+
+def test_a_lost_node_comes_back_when_its_time_is_over(start: Start) -> None:
+    run = start("--local-nodes", "2", "--inject", "node-loss:node=1,for=1.5@step=5", fake={"after_s": 6.0})
+    first = processes.identify(run.pid("keeper-node-1"))
+    assert first is not None
+    eventually(lambda: not processes.is_alive(first), "the node is gone", within_s=5)
+    gone = time.monotonic()
+    run.new_pid("keeper-node-1", first.pid)
+    assert time.monotonic() - gone > 1.0, "keepers that die by themselves are back in a tenth of a second"
+    code, _, err = run.end()
+    assert code == 0 and "started again" not in err
 
 
 def test_a_detached_job_is_watched_and_stopped_from_elsewhere(start: Start) -> None:

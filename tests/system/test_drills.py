@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import StartJob
-from support import jobs, training
+from support import jobs, processes, training
 from support.jobs import EXAMPLES
 from support.training import RANKS, digest
 
@@ -53,7 +53,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         jobs.close(folder, [job])
 
 
-@pytest.mark.parametrize("fault", ["wipe:node=1@step=6", "node-loss:node=node-1@step=6"])
+@pytest.mark.parametrize("fault", ["wipe:node=1@step=6", "node-loss:node=node-1,for=1@step=6"])
 def test_a_node_that_is_lost_comes_back_and_training_ends_with_the_same_bits(
     start_job: StartJob, calm: Path, fault: str
 ) -> None:
@@ -67,6 +67,26 @@ def test_a_node_that_is_lost_comes_back_and_training_ends_with_the_same_bits(
     assert digest(hit.folder) == digest(calm)
     for rank in range(4):
         assert training.losses(hit.folder, rank) == training.losses(calm, rank)
+
+
+def test_a_job_is_stopped_properly_while_one_of_its_nodes_is_gone(start_job: StartJob) -> None:
+    flags = [*TWO_NODES, "--grace", "4", "--inject", "node-loss:node=1@step=6"]
+    job = start_job("train.py", nproc=2, flags=flags, args=["--sleep", "0.15"])
+    lost = {name: process for name, process in started(job).items() if name.endswith("node-1")}
+    assert len(lost) == 2
+    job.wait_until(lambda status: status["state"] == "recovering", "the loss is noticed")
+    assert not any(processes.is_alive(process) for process in lost.values())
+    job.interrupt()
+    assert job.wait(30) == 130
+    status = job.status()
+    assert (status["state"], status["attempt"]) == ("stopped", 1)
+    assert "started again" not in job.errors
+    assert job.processes() == {}
+
+
+def started(job: jobs.Job) -> dict[str, processes.ProcessId]:
+    job.wait_for_step(2)
+    return job.processes()
 
 
 def test_a_script_that_knows_nothing_of_us_is_restarted(start_job: StartJob, tmp_path: Path) -> None:

@@ -134,6 +134,15 @@ def test_without_one_node_the_other_ends_soon_and_nothing_is_lost(
     assert {training.digest(one.folder) for one in two_apart} == {four_undisturbed}
 
 
+def test_a_drill_that_takes_a_machine_away_takes_its_command_along(two_machines: Two) -> None:
+    first, second = start(two_machines, "--grace=4", "--inject=node-loss:node=1@step=10")
+    assert second.wait(60) == 1
+    assert "goes on without this machine, which a drill has taken away" in second.errors
+    first.interrupt(signal.SIGINT)
+    assert first.wait(60) == 130
+    assert first.status()["state"] == "stopped"
+
+
 def test_a_signal_on_either_machine_stops_the_job_and_keeps_its_step(two_machines: Two, four_undisturbed: str) -> None:
     first, second = start(two_machines)
     first.wait_for_step(10)

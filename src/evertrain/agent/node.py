@@ -224,8 +224,7 @@ class NodeView:
 
     def _read_copies(self, state: dict[str, Any], order: Desired | None) -> None:
         """List the checkpoints: for good once nothing writes to them any more, until then as they are just now."""
-        # without ranks it is not known yet whose checkpoints are asked for
-        if order is None or not order.ranks:
+        if order is None:
             self._copies_after = -1
         elif not _is_settled(state, order):
             self._copies_after = -1
@@ -239,15 +238,16 @@ class NodeView:
         self._copies_look = order.copies_look if order is not None else 0
 
     def _listed(self, order: Desired) -> tuple[Copy, ...]:
+        """Also of ranks that have gone to another node: it may have to get them from here."""
         kept = (*slots.list(self.slots_dir), *disk.list(self._spec.disk_dir))
-        newest = max((slot for slot in kept if slot.rank in order.ranks), key=lambda slot: slot.time, default=None)
+        newest = max(kept, key=lambda slot: slot.time, default=None)
         if newest is not None:
             # it may be overwritten just now
             self._store = store.settings_in(newest.path) or self._store
         return tuple(
             Copy(rank=slot.rank, step=slot.step, attempt=slot.attempt, world_size=slot.world_size, tier=slot.tier)
             for slot in kept
-            if slot.rank in order.ranks and slot.attempt >= order.first_attempt
+            if slot.attempt >= order.first_attempt
         )
 
     def _compare_losses(self, state: dict[str, Any], order: Desired | None) -> None:

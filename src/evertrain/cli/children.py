@@ -1,4 +1,7 @@
-"""How are keepers, agents and the controller kept alive? Each is started again when it dies, later each time."""
+"""How are keepers, agents and the controller kept alive? Each is started again when it dies, later each time.
+
+Those of a node that a drill has taken away stay away with it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,6 +52,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._due: float | None = None
+        self._away_until = 0.0
         self.pidfd: int | None = None
 
     @property
@@ -89,7 +94,8 @@ class Child:
         # who left with 0 was told to: the job is over, and the result about to be there
         delay_s = min(FIRST_DELAY_S * 2**self.failures, LONGEST_DELAY_S) if status else CLEAN_DELAY_S
         self.failures += 1
-        self.pidfd, self._process, self._due = None, None, time.monotonic() + delay_s
+        self.pidfd, self._process = None, None
+        self._due = max(time.monotonic() + delay_s, self._away_until)
         return status
 
     def start_if_due(self) -> bool:
@@ -111,6 +117,23 @@ class Child:
             places.write_json(self._record, me._asdict())
         except OSError:
             pass  # it runs all the same
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it is dead as its machine is, and not because something went wrong with it."""
+        return time.monotonic() < self._away_until
+
+    @property
+    def is_gone(self) -> bool:
+        """... and will be for ever."""
+        return self._away_until == inf
+
+    def take_away(self, away_s: float) -> None:
+        """Kill it, and start it again after so long at the earliest."""
+        self._away_until = time.monotonic() + away_s
+        if self._due is not None:
+            self._due = max(self._due, self._away_until)
+        self.kill()
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         if self._process is not None:

@@ -1,10 +1,11 @@
 """Which faults happen to whole local nodes? Those that no rank can bring about itself: `run` does them from outside.
 
     wipe        keeper, agent and ranks killed, shared memory and disk of the node gone; it comes back empty
-    node-loss   keeper, agent and ranks killed at once
-    gpu-lost    an XID-like report about the node's GPU reaches the controller
+    node-loss   keeper, agent and ranks killed at once and not started again: the machine is gone (`for=S`: so long)
+    gpu-lost, network-alert, reading    a report about the node reaches the controller: a GPU that is gone for certain,
+                                        a link that misbehaves, a reading of its hardware that is odd
 
-Each is done once per job run, when the job's step has come far enough.
+Each is done once per job run, when the job's step has come far enough; the same text twice is two drills.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from evertrain.worker import faults
+
+REPORTED = {"gpu-lost": "gpu_lost", "network-alert": "network_alert", "reading": "hardware_reading"}
+"""Those that are no more than a signal, and of which kind."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Drill:
     node: str
     """Its name or its number."""
     at: int
+    away_s: float = inf
+    """Of a lost node: until it comes back."""
 
     def name(self, nodes: Sequence[str]) -> str:
         """Of the node that is meant, where these are all nodes in their order."""
@@ -41,7 +48,14 @@ class Drill:
 def waiting(texts: Sequence[str]) -> list[Drill]:
     parsed = [(index, faults.parse(text)) for index, text in enumerate(texts)]
     return [
-        Drill(index, fault.text, fault.kind, fault.node or "", fault.at if fault.at is not None else 1)
+        Drill(
+            index,
+            fault.text,
+            fault.kind,
+            fault.node or "",
+            fault.at if fault.at is not None else 1,
+            fault.for_s if fault.for_s is not None else inf,
+        )
         for index, fault in parsed
         if fault.on_node
     ]

@@ -193,6 +193,9 @@ def supervise(supervisor: Supervisor, ready: Callable[[], None], show: Callable[
     if supervisor.hopeless is not None:
         return summary.give_up(supervisor.hopeless.role.name, supervisor.hopeless.role.log)
     here = supervisor.here
+    if supervisor.is_gone:
+        say(f"job {here.job} goes on without this machine, which a drill has taken away")
+        return 1
     log = here.log(f"agent-{here.member}" if here.member else "controller")
     say(f"job {here.job} did not end in time and was ended by force; see {log}")
     return 128 + (supervisor.stopped_by or signal.SIGTERM)

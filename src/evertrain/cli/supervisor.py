@@ -59,11 +59,15 @@ class Supervisor:
         self._next_orphans = 0.0
         self._orphans: dict[int, float] = {}
         self._drills = drills.waiting(plan.faults)
+        # nodes keep their numbers when others take their places
+        self._numbered = plan.nodes.names if len(plan.nodes.names) == plan.nodes.all else ()
         self._complained: set[str] = set()
         self._over = False
         self._controller_left = False
         self._is_cut_off = False
         self.hopeless: Child | None = None
+        self.is_gone = False
+        """A drill has taken this whole machine away for good; nothing here will hear how the job ends."""
 
     @property
     def seen(self) -> Seen | None:
@@ -106,7 +110,8 @@ class Supervisor:
             selector.register(wake, selectors.EVENT_READ)
             try:
                 while True:
-                    if (result := self._turn()) is not None or self.hopeless is not None or self._overdue():
+                    result = self._turn()
+                    if result is not None or self.hopeless is not None or self.is_gone or self._overdue():
                         return result
                     self._wait(selector, wake)
             finally:
@@ -179,7 +184,7 @@ class Supervisor:
         for child in self._children.values():
             status = child.look()
             self._controller_left |= status == 0 and child.role.name == "controller"
-            if status is not None and not self._over and not self._stops:
+            if status is not None and not self._over and not self._stops and not child.is_away:
                 self._tell_death(child, status)
             if not self._over:
                 started |= child.start_if_due()
@@ -271,32 +276,36 @@ class Supervisor:
         for line in narrate.lines(self._seen, newest) if not self.here.member else ():
             self._output.say(line)
         self._seen = newest
-        nodes = [node["id"] for node in newest.status["nodes"]]
+        if not self._numbered and newest.status["attempt"]:
+            self._numbered = tuple(node["id"] for node in newest.status["nodes"])
         for drill in list(self._drills):
             if drill.due(newest.status["step"]):
                 self._drills.remove(drill)
                 # those of other machines are theirs to do
-                if (node := drill.name(nodes)) in self._plan.nodes.names:
+                if (node := drill.name(self._numbered)) in self._plan.nodes.names:
                     self._perform(drill, node)
 
     def _perform(self, drill: drills.Drill, node: str) -> None:
         if not drills.first_time(drill, self.here.fired()):
             return
         self._output.say(f"drill: {drill.text}")
-        if drill.kind == "gpu-lost":
-            body = {"kind": "gpu_lost", "node": node, "evidence": f"drill {drill.text}"}
+        if drill.kind in drills.REPORTED:
+            body = {"kind": drills.REPORTED[drill.kind], "node": node, "evidence": f"drill {drill.text}"}
             try:
                 self._poller.client(timeout_s=2.0).post("/v1/signals", body)
             except client.Unreachable as error:
                 self._output.say(f"the drill could not be done: {error}")
             return
-        for name in (f"keeper-{node}", f"agent-{node}"):
-            self._children[name].kill()
+        # the agent first: from a machine that is gone nobody reports that its ranks are
+        agent, keeper = self._children[f"agent-{node}"], self._children[f"keeper-{node}"]
+        for child in (agent, keeper):
+            child.take_away(drill.away_s if drill.kind == "node-loss" else 0.0)
+        keeper.wait(5.0)
+        self._kill_orphans(patience_s=0.0)
         if drill.kind == "wipe":
-            self._children[f"keeper-{node}"].wait(5.0)
-            self._kill_orphans(patience_s=0.0)
             for folder in (self.here.node_dir(node), self.here.disk_dir(node)):
                 remove_tree(folder)
+        self.is_gone |= agent.is_gone and node == self.here.member
 
     # --- the end that the user asks for
 

@@ -46,7 +46,7 @@ def look(state: JobState, picture: Picture, config: MachinesConfig, now: float) 
 
 
 def away(state: JobState, picture: Picture, config: MachinesConfig, node: str, now: float) -> str:
-    """Why a node that the next attempt needs counts as lost, when a standby could take its place; empty: it does not."""
+    """Why a node that is needed counts as lost, when a standby could take its place; empty: it does not."""
     usable = state.usable_standbys()
     if picture.connected(node) or not usable or not most_are_heard(state, picture):
         return ""

@@ -1,7 +1,9 @@
-"""What does a sign of trouble weigh? A certain fault of the machine, a network alert, an odd reading, or blindness.
+"""What does a signal about a node prove? Its kind says so: a machine fault for certain, trouble of a link, or less.
 
-Sensors name what they saw (`POST /v1/signals`); nothing is acted upon that is not listed here as certain, or comes
-twice as a network alert. A name that is not known is a reading: alone it proves nothing.
+fault      the machine is broken: nothing that waits or restarts will mend it
+network    a link misbehaves; most such troubles heal themselves
+reading    something is odd; alone it proves nothing
+blind      a sensor cannot see, which neither accuses nor acquits
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from typing import Literal
 
 Grade = Literal["fault", "network", "reading", "blind"]
 
-CERTAIN = frozenset(
+FAULTS = frozenset(
     {
-        "gpu_lost", "gpu_unavailable", "gpu_driver_hang", "row_remap_failed", "disk_fault", "kernel_panic",
+        "gpu_lost", "gpu_unavailable", "gpu_driver_hang", "disk_fault", "kernel_panic", "row_remap_failed",
+        # NVIDIA's codes after which the GPU is of no use until somebody has seen to it
         "xid_48", "xid_64", "xid_79", "xid_119",
     }
 )  # fmt: skip
@@ -20,8 +23,8 @@ NETWORK = frozenset({"network_alert", "nic_down", "link_flap", "packet_loss", "s
 
 
 def grade(kind: str) -> Grade:
-    """How a sign of this kind counts."""
-    if kind in CERTAIN:
+    """How much a signal of this kind proves; one that nobody knows is a reading."""
+    if kind in FAULTS:
         return "fault"
     if kind in NETWORK:
         return "network"

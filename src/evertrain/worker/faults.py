@@ -5,7 +5,8 @@
     kill:stage=copied@save=9    beside the step after a save, also copying and committed
     hang:@step=5               sleeps for ever                   slow:factor=3@step=5    each step takes 3 times as long
     nan:rank=1@step=8          gradients become NaN              oom:@step=8             memory runs out, in bounds
-    wipe:node=1@step=40, gpu-lost:node=1@step=40, node-loss:node=1@step=40     done to a local node from outside
+    wipe:node=1@step=40            done to a node from outside, as are node-loss (with for=SECONDS it comes back),
+                                   gpu-lost, network-alert and reading (an odd one, of its hardware)
 
 Without `@POINT` a fault fires in the first step. Each fires once per job, whatever restarts it causes: the file
 `<fired_dir>/<index>` is created, exclusively, before it acts. This module needs the standard library only, so the
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 RANK_KINDS = ("kill", "exit", "raise", "stop", "hang", "slow", "nan", "oom")
-NODE_KINDS = ("wipe", "gpu-lost", "node-loss")
+NODE_KINDS = ("wipe", "gpu-lost", "network-alert", "reading", "node-loss")
 STAGES = ("copying", "copied", "committed")
 """Of a save, after its beginning: half of what is copied while training goes on is, all of it is, the save counts."""
 AT_STAGES = ("kill", "stop", "hang")
@@ -33,6 +34,7 @@ POINTS = ("start", "init", "step", "save", "evaluate", "exit")
 _OPTIONS = {
     **dict.fromkeys(RANK_KINDS, ("rank",)),
     **dict.fromkeys(NODE_KINDS, ("node",)),
+    "node-loss": ("node", "for"),
     "exit": ("rank", "code"),
     "slow": ("rank", "factor", "steps"),
     **dict.fromkeys(AT_STAGES, ("rank", "stage")),
@@ -65,6 +67,8 @@ class Fault:
     """Of a save; "" is its beginning, when its slot is given up and before `save()` returns."""
     steps: int | None = None
     """How many steps stay slow; None: all of this attempt."""
+    for_s: float | None = None
+    """So long a lost node stays away; None: it never comes back."""
 
     @property
     def on_node(self) -> bool:
@@ -84,7 +88,8 @@ def parse(text: str) -> Fault:
         key, _, value = item.partition("=")
         if key not in _OPTIONS[kind]:
             raise FaultError(f"{kind} takes {' and '.join(_OPTIONS[kind])}, not {key!r}, in {text!r}")
-        options[key] = value if key in ("node", "stage") else _number(key, value, text)
+        # `for` is a word of Python's own
+        options["for_s" if key == "for" else key] = value if key in ("node", "stage") else _number(key, value, text)
     if kind in NODE_KINDS and not options.get("node"):
         raise FaultError(f"{kind} needs node=NAME or node=NUMBER, in {text!r}")
     if options.get("factor", 2.0) <= 1.0:
@@ -108,11 +113,11 @@ def parse(text: str) -> Fault:
 
 def _number(key: str, value: str, text: str) -> int | float:
     try:
-        number = float(value) if key == "factor" else int(value)
+        number = float(value) if key in ("factor", "for") else int(value)
     except ValueError:
         raise FaultError(f"{key}={value!r} is not a number, in {text!r}") from None
-    if number < 0:
-        raise FaultError(f"{key}={value} must not be negative, in {text!r}")
+    if not 0 <= number < float("inf"):
+        raise FaultError(f"{key}={value} must be a number from 0 on, in {text!r}")
     return number
 
 

@@ -273,4 +273,6 @@ _ORDER: tuple[ActionName, ...] = ActionName.__args__  # type: ignore[attr-define
 
 def strongest(actions: tuple[AnyAction, ...]) -> ActionName:
     """The name under which a decision is shown."""
+    if len(actions) == 1:
+        return _NAMES.get(type(actions[0]), "none")
     return max((_NAMES.get(type(action), "none") for action in actions), key=_ORDER.index, default="none")

@@ -1,10 +1,10 @@
 """What is a warm standby worth? Seconds from the word that a node is broken to the first new step, with and without.
 
 With a standby the node is evicted, the standby takes over its ranks and training goes on; everybody else stays. Without
-one, the usual way is to stop the whole command and to start it anew (on other nodes, and a queue in front of that is not
+one, the usual way is to stop the whole command and to start it anew (on other nodes; a queue in front of that is not
 counted here): `requeue` sends SIGTERM and calls the same command again, which resumes from the step that went to disk.
-Four nodes with a rank each, the toy of the other benchmarks, in turn. Both count to the moment at which the slowest rank
-has finished the first step that is higher than any rank had reached before.
+Four nodes with a rank each, the toy of the other benchmarks, in turn. Both count to the moment at which the slowest
+rank has finished the first step that is higher than any rank had reached before.
 """
 
 from __future__ import annotations

@@ -41,6 +41,18 @@ def test_an_evicted_node_never_takes_over() -> None:
     assert names(job.fault("node-2")) == ["Restart", "AskHuman"]
 
 
+def test_nor_does_it_in_the_next_run_where_it_comes_last() -> None:
+    job = Job(nodes=3, standby=1)
+    job.fault("node-1")
+    assert job.state.run is not None
+    job.write(job.state.run)
+    for node in job.state.roster:
+        job.becomes(node, "standby" if node in job.state.standbys() else "active")
+    assert job.state.standbys() == ("node-1",)
+    job.now += 5000
+    assert names(job.fault("node-2")) == ["Restart", "AskHuman"]
+
+
 def test_without_a_standby_the_job_restarts_and_a_human_is_asked() -> None:
     restart, human = Job().fault()
     assert isinstance(restart, Restart) and "no standby is ready" in restart.because

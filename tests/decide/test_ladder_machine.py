@@ -321,9 +321,12 @@ failure = st.tuples(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    failures=st.lists(failure, min_size=40, max_size=40), standby=st.integers(0, 3), sources=st.sampled_from(SOURCES)
+    failures=st.lists(failure, min_size=40, max_size=40),
+    only=st.sampled_from(["", "", "exit", "hang", "lost"]),
+    standby=st.integers(0, 3),
+    sources=st.sampled_from(SOURCES),
 )
-def test_without_progress_it_ends(failures: list[Any], standby: int, sources: Any) -> None:
+def test_without_progress_it_ends(failures: list[Any], only: str, standby: int, sources: Any) -> None:
     """Whatever fails, whoever answers what, and however many nodes could be evicted: it does not go on for ever."""
     job = Witnessed(nodes=5, standby=standby, policy=Policy(sources=sources))
     for source, category, nodes, signature, outcome, is_odd in failures:
@@ -331,7 +334,7 @@ def test_without_progress_it_ends(failures: list[Any], standby: int, sources: An
         if is_odd:
             for node in named:
                 job.reading(node)
-        job.fails(source, nodes=named, ranks=(), category=category, signature=signature)
+        job.fails(only or source, nodes=named, ranks=(), category=category, signature=signature)
         for _ in range(4):
             incident = job.state.incident
             if incident is None or incident.decided is not None:

@@ -117,7 +117,7 @@ def test_it_does_not_grow_with_the_age_of_a_job() -> None:
     for turn in range(2 * MOST_SIGNS):
         memory = remember((alert(at=turn), ()), (reading(at=turn), ()), memory=memory)
     for turn in range(MOST_NODES + 5):
-        memory = evolve(memory, alert(f"n{turn}", at=turn), ())
+        memory = evolve(memory, alert(f"n{turn}", at=1000 + turn), ())
     for turn in range(MOST_EVICTIONS + 5):
         memory = remember((failed(turn, at=turn, nodes=("x",)), (evict("x"),)), memory=memory)
     assert "node-1" not in memory.alerts and f"n{MOST_NODES + 4}" in memory.alerts

@@ -1,4 +1,7 @@
-"""`evertrain incidents [ID]`: what went wrong, who was to blame, what was done, and what did it cost?"""
+"""`evertrain incidents [ID]`: what went wrong, who was to blame, what was done, and what did it cost?
+
+`--replay` asks another question: would it be decided so again?
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,18 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("id", nargs="?", metavar="ID", help="number of one incident")
     parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
+    parser.add_argument(
+        "--replay", action="store_true", help="decide again from the log; exit code 1 where the answer is another one"
+    )
     args = parser.read(argv)
     number = _number(args.id)
     job = look.find(args.job, args.run_dir)
+    if args.replay:
+        if number is None:
+            raise UsageError("--replay needs the number of an incident; `evertrain incidents` lists them")
+        from evertrain.cli import replayed
+
+        return replayed.show(job, number, as_json=args.json)
     incidents = look.at(job).incidents
     if number is not None:
         incidents = [incident for incident in incidents if incident["id"] == number]

@@ -329,13 +329,8 @@ def _asked_for(incident: Incident, wait: WaitForNodes) -> str:
 
 def _incident_of(state: JobState, event: AnyEvent, actions: tuple[AnyAction, ...]) -> int | None:
     match event:
-        case AttemptFailed() | Answered() | NobodyCame() | Proven():
-            return event.incident if event.incident in state.incidents else None
-        case NodeReady():
-            if (waiting := _waiting(state)) is not None:
-                return waiting[0].number
-            acts = any(isinstance(action, Evict) for action in actions)
-            return state.incident.number if acts and state.incident is not None else None
+        case HardwareReading() | SensorBlind():
+            return None
         case NodeFault() | NetworkAlert():
             if isinstance(actions[0], Tolerate) or (isinstance(actions[0], Evict) and actions[0].spare):
                 return None
@@ -343,6 +338,13 @@ def _incident_of(state: JobState, event: AnyEvent, actions: tuple[AnyAction, ...
             if incident is None or incident.decided is not None or event.node not in incident.opened.nodes:
                 return None
             return incident.number
+        case AttemptFailed() | Answered() | NobodyCame() | Proven():
+            return event.incident if event.incident in state.incidents else None
+        case NodeReady():
+            if (waiting := _waiting(state)) is not None:
+                return waiting[0].number
+            acts = any(isinstance(action, Evict) for action in actions)
+            return state.incident.number if acts and state.incident is not None else None
     return None
 
 

@@ -7,7 +7,7 @@ would say. How long something counts is the policy's to say, so what is kept her
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -114,7 +114,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 def signature(event: AttemptFailed) -> str:
     """What makes two failures the same one; empty where nothing is known of it."""
     if event.signature:
-        return event.signature
+        return f"{event.signature} at step {event.step}"
     if not event.nodes:
         return ""
     return f"{event.source}: {event.cause} on {', '.join(event.nodes)}"
@@ -159,13 +159,17 @@ def _with_sign(signs: dict[str, tuple[Kept, ...]], node: str, sign: Kept) -> dic
 
 
 def _put(table: dict[str, Kept], node: str, value: Kept) -> dict[str, Kept]:
-    """With the newest last; nodes that were not heard of for the longest time are forgotten first."""
+    """With one more; nodes that were not heard of for the longest time are forgotten first."""
     table = table.copy()
-    table.pop(node, None)
     table[node] = value
     if len(table) > MOST_NODES:
-        del table[next(iter(table))]
+        del table[min(table, key=lambda name: _newest(table[name]))]
     return table
+
+
+def _newest(kept: Any) -> float:
+    newest = kept[-1] if isinstance(kept, tuple) else kept
+    return newest.since if isinstance(newest, Blocked) else float(newest.time)
 
 
 def _faulty(memory: Memory, fault: NodeFault) -> Memory:
@@ -247,8 +251,8 @@ def _evicted(memory: Memory, event: AnyEvent, evict: Evict, incident: int | None
 
 def _cleared(memory: Memory, node: str) -> Memory:
     """It takes part again, and nothing from before is held against it."""
-    blocked = {name: why for name, why in memory.blocked.items() if name != node}
-    return replace(_clean_slate(memory, frozenset((node,))), blocked=blocked)
+    nodes = frozenset((node,))
+    return replace(_clean_slate(memory, nodes), blocked=_without(memory.blocked, nodes))
 
 
 def _clean_slate(memory: Memory, nodes: frozenset[str]) -> Memory:
@@ -267,4 +271,7 @@ def _clean_slate(memory: Memory, nodes: frozenset[str]) -> Memory:
 def _without(table: dict[str, Kept], nodes: frozenset[str]) -> dict[str, Kept]:
     if nodes.isdisjoint(table):
         return table
-    return {name: kept for name, kept in table.items() if name not in nodes}
+    table = table.copy()
+    for node in nodes:
+        table.pop(node, None)
+    return table

@@ -225,6 +225,8 @@ def fold(log: Iterable[AnyRecord], state: JobState | None = None) -> JobState:
 def apply(state: JobState, record: AnyRecord) -> JobState:
     """The state after one more record."""
     match record:
+        case r.Decided():  # the most frequent one by far, so it is asked for first
+            return _decided(state, record)
         case r.RunStarted():
             return _run_started(state, record)
         case r.NodeJoined():
@@ -261,8 +263,6 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return _with_incident(state, replace(incident, opened=opened, located_time=record.time))
         case r.PolicyAdopted():
             return replace(state, policies={**state.policies, record.hash: record.policy}, policy=record.hash)
-        case r.Decided():
-            return _decided(state, record)
         case r.IncidentClosed():
             return _with_incident(state, replace(state.incidents[record.incident], closed=record))
         case r.NodeChanged():

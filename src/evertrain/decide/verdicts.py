@@ -49,7 +49,8 @@ def _failed(attempt: Attempt, incident: Incident, now: float, *, unkillable: boo
         category=opened.category,
         ranks=opened.ranks,
         nodes=opened.nodes,
-        step=opened.step,
+        # an exception says itself in which step it was raised
+        step=own.step if raised and own is not None else opened.step,
         signature=own.signature() if raised and own is not None else "",
         confidence=opened.confidence,
         evidence=opened.evidence,

@@ -79,7 +79,7 @@ class AttemptFailed(Event, frozen=True, kw_only=True):
     step: int | None = None
     """At which it failed; of an exception of the script, the one that it was raised in."""
     signature: str = ""
-    """Of an exception of the script: type, line and step. Empty: it is not the script that raised."""
+    """Of an exception of the script: type and line. Empty: it is not the script that raised."""
     confidence: float = 1.0
     evidence: tuple[str, ...] = ()
     unkillable: bool = False
@@ -274,6 +274,8 @@ _ORDER: tuple[ActionName, ...] = ActionName.__args__  # type: ignore[attr-define
 
 def strongest(actions: tuple[AnyAction, ...]) -> ActionName:
     """The name under which a decision is shown."""
+    if len(actions) == 1:
+        return _NAMES.get(type(actions[0]), "none")
     return stronger(_NAMES.get(type(action), "none") for action in actions)
 
 

@@ -43,8 +43,8 @@ class RankError(msgspec.Struct, frozen=True, kw_only=True):
     """When it was recorded: the process may take its time to end."""
 
     def signature(self) -> str:
-        """What makes two failures the same: the step, the type and the line."""
-        return f"{self.type} at {self.file}:{self.line} in step {self.step}"
+        """What makes two failures in one step the same: the type and the line."""
+        return f"{self.type} at {self.file}:{self.line}"
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):

@@ -116,6 +116,7 @@ def controller(
         url=plan.machines.url if plan.machines is not None else url_of(listener),
         nodes=plan.nodes.names,
         standby=plan.nodes.standby,
+        standby_barrier=plan.standby_barrier,
         seats=plan.machines.seats if plan.machines is not None else None,
         node_rank=plan.machines.node_rank if plan.machines is not None else None,
         nproc_per_node=plan.nproc,

@@ -84,7 +84,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "steps_at_risk": _steps_at_risk(state, picture, step) if live and kind == "absolute" else None,
         "start": _start(picture, state),
         "workers": _workers(state, picture),
-        "nodes": [{"id": node, "state": _node_state(state, node)} for node in state.known_nodes()],
+        "nodes": [_node(state, picture, node) for node in state.known_nodes()],
         "active": _active(state),
         "blind": _blind(state, picture, live),
         "message": _message(state, picture, now),
@@ -231,8 +231,13 @@ def _worker(attempt: Attempt, rank: int, node: str, page: PageReport | None, pic
     }
 
 
-def _node_state(state: JobState, node: str) -> str:
-    return state.nodes[node].state if node in state.nodes else "joining"
+def _node(state: JobState, picture: Picture, node: str) -> dict[str, Any]:
+    """With `early` where the ranks of a standby run ahead of their start, or cannot."""
+    shown: dict[str, Any] = {"id": node, "state": state.nodes[node].state if node in state.nodes else "joining"}
+    report = picture.report(node)
+    if report is not None and report.early.state:
+        shown["early"] = asdict(report.early)
+    return shown
 
 
 def _blind(state: JobState, picture: Picture, live: bool) -> list[str]:
@@ -276,6 +281,8 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
         report = picture.nodes[node].report
         if problems := (*report.problems, *report.copy_problems):
             return f"{node}: {problems[-1]}"
+        if report.early.state == "failed":
+            return f"{node} waits before the script, not in evertrain.init(): {report.early.reason}"
     return ""
 
 

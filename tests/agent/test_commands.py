@@ -84,3 +84,28 @@ def test_an_end_does_not_wait_for_an_environment() -> None:
 
 def test_shutdown_is_all_there_is_to_do() -> None:
     assert do(order(wants(1, "go"), shutdown=True), state(a1="running")) == [("shutdown", 0)]
+
+
+def test_ranks_run_ahead_as_asked_and_are_not_asked_twice() -> None:
+    asked = {"ranks": {"0": {"env": {}}}, "unknown": ["RANK"]}
+    ahead = {"attempts": {}, "early": {"asked": asked, "state": "failed"}}
+    none = {"attempts": {}, "early": {"asked": None, "state": ""}}
+    for seen, early, expected in (
+        (none, asked, [{"do": "run_ahead", "term": 2, "asked": asked}]),
+        (ahead, asked, []),
+        (none, None, []),
+        (ahead, None, [{"do": "run_ahead", "term": 2, "asked": None}]),
+        (ahead, {**asked, "unknown": []}, [{"do": "run_ahead", "term": 2, "asked": {**asked, "unknown": []}}]),
+    ):
+        assert commands(order(), seen, lambda _: {}, early) == expected
+
+
+def test_what_is_prepared_comes_before_ranks_are_no_longer_wanted_ahead() -> None:
+    ahead = {"attempts": {}, "early": {"asked": {"ranks": {}, "unknown": []}, "state": "waiting"}}
+    assert do(order(wants(1, "prepare")), ahead) == [("prepare", 1), ("run_ahead", 0)]
+
+
+def test_nothing_runs_ahead_before_the_keeper_has_the_environment() -> None:
+    seen = {"attempts": {}, "env": {}, "early": {"asked": None, "state": ""}}
+    found = commands(order(env={"A": "1"}), seen, lambda _: {}, {"ranks": {}, "unknown": []})
+    assert [command["do"] for command in found] == ["configure"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evertrain.agent.environment import OURS, of_rank, why_not
+from evertrain.agent.environment import OURS, UNKNOWN, ahead_of_start, of_rank, why_not
 from evertrain.model.report import Go, RankOrder
 
 
@@ -52,3 +52,11 @@ def test_virtual_local_rank_shows_one_device_as_the_first() -> None:
     found = of_rank(go(virtual=True), ORDER, "job", "", {"CUDA_VISIBLE_DEVICES": "4, 5, 6, 7"})
     assert (found["LOCAL_RANK"], found["CUDA_VISIBLE_DEVICES"]) == ("0", "6")
     assert of_rank(go(virtual=True), ORDER, "job", "", {})["CUDA_VISIBLE_DEVICES"] == "2"
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_ahead_of_its_start_a_rank_has_what_it_will_have_but_for_what_nobody_knows(virtual: bool) -> None:
+    ahead = ahead_of_start(go(virtual=virtual), RankOrder(rank=-1, local_rank=2), "job", {})
+    whole = of_rank(go(virtual=virtual), ORDER, "job", "/error.json", {})
+    assert ahead.items() <= whole.items()
+    assert whole.keys() - ahead.keys() == set(UNKNOWN)

@@ -25,6 +25,7 @@ def plan(root: Path, **different: Any) -> Plan:
         "devices": {},
         "nproc": 2,
         "start": "zygote",
+        "standby_barrier": "start",
         "python": sys.executable,
         "preload": (),
         "mesh": None,

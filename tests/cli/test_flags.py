@@ -11,7 +11,18 @@ from evertrain.cli.flags import WITHOUT_EFFECT, comma_separated, run_parser, was
 from evertrain.model.errors import UsageError
 
 DELIBERATE = {"max_restarts", "rdzv_id"}
-OWN = {"fresh", "mesh", "local_nodes", "standby", "start", "preload", "python", "config", "run_dir"} | {
+OWN = {
+    "fresh",
+    "mesh",
+    "local_nodes",
+    "standby",
+    "standby_barrier",
+    "start",
+    "preload",
+    "python",
+    "config",
+    "run_dir",
+} | {
     "observe_only",
     "inject",
     "detach",

@@ -37,6 +37,7 @@ def plan(*words: str, **environ: str) -> Plan:
         (["--nnodes", "2"], "needs --rdzv-endpoint HOST:PORT on every node"),
         (["--nnodes", "2:4"], "needs --rdzv-endpoint HOST:PORT on every node"),
         (["--standby", "1"], "--standby 1 needs --local-nodes 2"),
+        (["--standby-barrier", "init"], "there is no spare node; --standby S asks for some"),
         (["--local-nodes", "2", "--standby", "2"], "leaves nothing to train"),
         (["--local-nodes", "2", "--nnodes", "2", "--standby", "1"], "needs --local-nodes 3, not 2"),
         (["--local-nodes", "3", "--nnodes", "2"], "needs --local-nodes 2, not 3"),

@@ -11,7 +11,7 @@ from evertrain.decide.memory import Blocked
 from evertrain.decide.picture import Picture
 from evertrain.model.config import Config, LadderConfig, MachinesConfig
 from evertrain.model.records import NodeChanged
-from evertrain.model.report import Check, Exit, NodeReport, SelfCheck
+from evertrain.model.report import Check, Exit, Go, NodeReport, SelfCheck
 from support.world import World
 
 CONFIG = Config(ladder=LadderConfig(test_every_s=60.0), machines=MachinesConfig(broken_s=10.0))
@@ -163,3 +163,47 @@ def test_a_process_that_nothing_ends_makes_a_node_unusable_whatever_it_says_of_i
     job.turns()
     assert states(job, "node-1")[-1] == "unusable"
     assert "let go" in views.status(job.state, job.picture(), job="job", now=job.now)["message"]
+
+
+def test_ranks_of_a_fit_standby_run_ahead_once_training_has_begun_where_the_user_wants_it() -> None:
+    job = world()
+    job.spec = replace(job.spec, standby_barrier="init")
+    job.turns()
+
+    def early(node: str = "node-2") -> Go | None:
+        order = job.nodes[node].order
+        assert order is not None
+        return order.early
+
+    job.turns()
+    job.train()
+    job.turns()
+    assert early("node-0") is None
+    wanted = early()
+    assert wanted is not None
+    assert [order.local_rank for order in wanted.ranks] == [0, 1] and wanted.local_world_size == 2
+    # what waits is needed most just now
+    job.fail(0)
+    job.turn()
+    assert early() == wanted
+    job.turns()
+    job.nodes["node-2"].memory_is_tight = True
+    job.turns(2)
+    assert early() is None
+    job.nodes["node-2"].memory_is_tight = False
+    job.turns(2)
+    assert early() == wanted
+    job.spec = replace(job.spec, standby_barrier="start")
+    job.turns(2)
+    assert early() is None
+
+
+def test_a_standby_that_is_not_fit_has_nothing_run_ahead() -> None:
+    job = world()
+    job.spec = replace(job.spec, standby_barrier="init")
+    job.nodes["node-2"].disk_is_dead = True
+    job.turns()
+    job.train()
+    job.turns()
+    order = job.nodes["node-2"].order
+    assert order is not None and order.early is None

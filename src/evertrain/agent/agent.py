@@ -25,7 +25,7 @@ from evertrain.agent.selfcheck import SelfChecks
 from evertrain.agent.uploads import Uploads
 from evertrain.checkpoint import disk
 from evertrain.model.clocks import shifted
-from evertrain.model.report import Desired, DesiredAttempt, Report
+from evertrain.model.report import Desired, DesiredAttempt, Go, Report
 from evertrain.model.spec import AgentSpec
 from evertrain.worker import page
 
@@ -147,11 +147,12 @@ class Agent:
         if state is None:
             return
         try:
-            for command in commands.commands(order, state, lambda attempt: self._go_lines(attempt, order.env)):
+            early = self._early_lines(order.early, order.env) if order.early is not None else None
+            for command in commands.commands(order, state, lambda one: self._go_lines(one, order.env), early):
                 self._keeper.send(command)
         except OSError as error:
             # no page, no go: the next turn tries again, and the user reads why nothing starts
-            self._trouble(f"telemetry pages cannot be made: {error}")
+            self._trouble(f"telemetry pages or folders for logs cannot be made: {error}")
 
     def _leave(self, departing: Coroutine[Any, Any, None]) -> None:
         async def leave() -> None:
@@ -227,6 +228,21 @@ class Agent:
             }
         self._forget_old_pages(attempt.attempt)
         return lines
+
+    def _early_lines(self, go: Go, added: dict[str, str]) -> dict[str, Any]:
+        """Say to each rank what is known before it is one."""
+        inherited = {**os.environ, **added}
+        lines: dict[str, Any] = {}
+        for order in go.ranks:
+            folder = Path(self._spec.log_root) / "standby" / self._spec.node / str(order.local_rank)
+            folder.mkdir(parents=True, exist_ok=True)
+            lines[str(order.local_rank)] = {
+                "env": environment.ahead_of_start(go, order, self._spec.job, inherited),
+                "args": list(go.args) if go.args is not None else None,
+                "stdout": str(folder / "stdout.log"),
+                "stderr": str(folder / "stderr.log"),
+            }
+        return {"ranks": lines, "unknown": list(environment.UNKNOWN)}
 
     def _forget_old_pages(self, attempt: int) -> None:
         """Two attempts' pages are enough; the log knows the rest."""

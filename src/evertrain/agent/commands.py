@@ -18,8 +18,13 @@ GoLines = Callable[[DesiredAttempt], dict[str, Any]]
 """What each rank of an attempt is to be told, by rank."""
 
 
-def commands(order: Desired, state: State, go_lines: GoLines) -> list[dict[str, Any]]:
-    """The keeper's next commands; empty when all is as it should be."""
+def commands(
+    order: Desired, state: State, go_lines: GoLines, early: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The keeper's next commands; empty when all is as it should be.
+
+    `early`: what ranks are told that run ahead of their start; None: there are to be none.
+    """
     if order.shutdown:
         return [{"do": "shutdown", "term": order.term}]
     listed: State = state.get("attempts", {})
@@ -35,6 +40,9 @@ def commands(order: Desired, state: State, go_lines: GoLines) -> list[dict[str, 
     for attempt in order.attempts:
         if is_current or attempt.phase != "go":
             found += _toward(order.term, attempt, listed.get(str(attempt.attempt)), go_lines)
+    # after what is prepared: that takes those that are there
+    if is_current and early != state.get("early", {}).get("asked"):
+        found.append({"do": "run_ahead", "term": order.term, "asked": early})
     return found
 
 

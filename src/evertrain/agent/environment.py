@@ -15,6 +15,13 @@ OURS = (
 """Names whose values are ours alone; whatever else `of_rank` sets follows what the user has set."""
 
 
+UNKNOWN = (
+    "RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR",
+    "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE",
+)  # fmt: skip
+"""Of these, those that nobody can know before a standby takes over ranks."""
+
+
 def why_not(name: str) -> str:
     """Why a user cannot set this variable of the ranks; empty: nothing speaks against it."""
     if not name or "=" in name or "\0" in name:
@@ -52,6 +59,12 @@ def of_rank(go: Go, order: RankOrder, run_id: str, error_file: str, inherited: M
         "TORCHELASTIC_SIGNALS_TO_HANDLE": go.signals_to_handle,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
+
+
+def ahead_of_start(go: Go, order: RankOrder, run_id: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Those of them that are known before the rank has a number."""
+    whole = of_rank(go, order, run_id, "", inherited)
+    return {name: value for name, value in whole.items() if name not in UNKNOWN}
 
 
 def _device(go: Go, order: RankOrder, inherited: Mapping[str, str]) -> dict[str, str]:

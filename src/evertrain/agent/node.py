@@ -7,6 +7,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from evertrain.agent import failures, losses
 from evertrain.agent.watch import Watch
 from evertrain.checkpoint import disk, slots, store
@@ -16,6 +18,7 @@ from evertrain.model.report import (
     Comparison,
     Copy,
     Desired,
+    Early,
     Exit,
     Identity,
     NodeReport,
@@ -97,6 +100,7 @@ class NodeView:
             starter=Starter(
                 wanted=starter["wanted"], mode=starter["mode"], state=starter["state"], reason=starter["reason"]
             ),
+            early=msgspec.convert(state.get("early", {}), Early),
             attempts=tuple(self._attempt(int(number), attempt) for number, attempt in state["attempts"].items()),
             pages=tuple(map(_page_report, self._views)),
             activities=self._activities,

@@ -56,6 +56,10 @@ def _add_own_flags(parser: Parser) -> None:
     add("--mesh", metavar="pp=2,dp=2", help="parallel dimensions and sizes, outermost first")
     add("--local-nodes", "--local_nodes", type=int, metavar="N", help="play N nodes on this machine, an agent each")
     add("--standby", type=int, default=0, metavar="S", help="spare nodes beyond those of --nnodes")
+    add(
+        "--standby-barrier", "--standby_barrier", choices=("start", "init"), default="start",
+        help="where ranks of spare nodes wait: before the script, or in its evertrain.init()",
+    )  # fmt: skip
     add("--start", choices=("zygote", "parked", "spawn"), default="zygote", help="how ranks are started")
     add("--preload", default="", metavar="MODULE,...", help="modules that the zygote imports before it forks")
     add("--python", metavar="FILE", help="interpreter of the ranks (default: the active environment's)")

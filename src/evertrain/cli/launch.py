@@ -117,6 +117,7 @@ def controller(
         nodes=plan.nodes.names,
         standby=plan.nodes.standby,
         least=plan.nodes.least,
+        standby_barrier=plan.standby_barrier,
         seats=plan.machines.seats if plan.machines is not None else None,
         node_rank=plan.machines.node_rank if plan.machines is not None else None,
         nproc_per_node=plan.nproc,

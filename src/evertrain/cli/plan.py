@@ -19,7 +19,7 @@ from evertrain.cli.flags import WITHOUT_EFFECT, was_given
 from evertrain.cli.machines import Machines
 from evertrain.model.config import Config
 from evertrain.model.errors import UsageError
-from evertrain.model.spec import Command, StartMode
+from evertrain.model.spec import Command, StandbyBarrier, StartMode
 from evertrain.worker import faults
 
 
@@ -37,6 +37,7 @@ class Plan:
     nproc: int
     """Ranks of each node."""
     start: StartMode
+    standby_barrier: StandbyBarrier
     python: str
     preload: tuple[str, ...]
     mesh: str | None
@@ -94,6 +95,7 @@ def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
         devices=dict(zip(nodes.names, devices, strict=True)),
         nproc=nproc,
         start="spawn" if command.kind == "program" else args.start,
+        standby_barrier=_standby_barrier(args, command, nodes),
         python=python,
         preload=tuple(name.strip() for name in args.preload.split(",") if name.strip()),
         mesh=mesh.check(args.mesh, world_size) if args.mesh is not None else None,
@@ -134,6 +136,15 @@ def interpreter(asked: str | None, environ: Mapping[str, str]) -> str:
         if environ.get(variable) and os.access(candidate, os.X_OK):
             return candidate
     return sys.executable
+
+
+def _standby_barrier(args: Namespace, command: Command, nodes: sizes.Nodes) -> StandbyBarrier:
+    if args.standby_barrier == "init" and command.kind == "program":
+        raise UsageError("--standby-barrier init: a program has no evertrain.init() to wait in")
+    if args.standby_barrier == "init" and not nodes.standby:
+        raise UsageError("--standby-barrier init: there is no spare node; --standby S asks for some")
+    barrier: StandbyBarrier = args.standby_barrier
+    return barrier
 
 
 def _refuse_what_cannot_be(args: Namespace) -> None:

@@ -36,6 +36,8 @@ def _show(seen: look.Look) -> None:
     nodes = tables.coloured("")
     for node in status["nodes"]:
         nodes.append(f"  {node['id']} ").append_text(tables.coloured(node["state"]))
+        if node.get("early", {}).get("state") == "waiting":
+            nodes.append(" (in evertrain.init())")
     out.print("nodes", nodes, sep="")
     if workers := status["workers"]:
         out.print(tables.workers(workers[:RANKS_SHOWN]))

@@ -76,6 +76,7 @@ async def _serve(spec: ControllerSpec) -> None:
     _write_result(spec, conductor)
     await _farewell(conductor)
     conducting.cancel()
+    conductor.close()
     await runner.cleanup()
     store.close()
 

@@ -19,7 +19,7 @@ from evertrain.checkpoint import placement
 from evertrain.controller import views
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
-from evertrain.decide import draining, joining, planned, rounds, standbys, starting
+from evertrain.decide import answering, draining, joining, planned, rounds, standbys, starting, verdicts
 from evertrain.decide.conduct import decide, steps
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
@@ -29,6 +29,7 @@ from evertrain.model import version
 from evertrain.model.records import (
     AllowAsked,
     AnyRecord,
+    Decided,
     DrainAsked,
     NodeJoined,
     RestartRequested,
@@ -37,6 +38,7 @@ from evertrain.model.records import (
 )
 from evertrain.model.report import Desired, Fetch, NodeReport, Report
 from evertrain.model.spec import ControllerSpec
+from evertrain.platforms import choice
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +70,9 @@ class Conductor:
         self._inbox: list[AnyRecord] = []
         self._applicants: list[tuple[joining.Wish, asyncio.Future[NodeJoined | joining.Refusal]]] = []
         self._shared = SharedStore(spec, self._wake_up)
+        self._platform = choice.of(spec)
+        self._requested = ""
+        """What the platform said to the last request for nodes."""
         self._looks: list[str] = []
         """Restarts for which the agents were asked what copies they hold; so many looks have been asked for."""
         self._rounds = Rounds()
@@ -89,7 +94,8 @@ class Conductor:
 
     @property
     def picture(self) -> Picture:
-        return Picture(self._nodes, self._shared.stored, self._shared.problems)
+        told = [self._platform.problem, self._requested if verdicts.waits_for_nodes(self._state) else ""]
+        return Picture(self._nodes, self._shared.stored, (*self._shared.problems, *filter(None, told)))
 
     def connect(self, node: str, send: Send) -> None:
         """An agent has a connection now; the newest one wins."""
@@ -236,6 +242,8 @@ class Conductor:
         for record in records:
             self._state = apply(self._state, record)
             _log.info("%s", record)
+            if isinstance(record, Decided) and (wait := answering.waits(record)) is not None:
+                self._requested = self._platform.request(wait.nodes, wait.because)
 
     def _go_round(self) -> None:
         mesh = tuple(placement.groups_of(self._spec.mesh)) if self._spec.mesh is not None else ()
@@ -280,6 +288,10 @@ class Conductor:
             if self._sent.get(node) != order:
                 self._sent[node] = order
                 send(order)
+
+    def close(self) -> None:
+        """The job is over: whatever the platform was asked for is no longer needed."""
+        self._platform.close()
 
     def _wake_up(self) -> None:
         self._wake.set()

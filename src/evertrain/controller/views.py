@@ -18,7 +18,7 @@ from evertrain.decide import joining, planned, resume, storing
 from evertrain.decide.conduct import steps
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, Incident, JobState, fold
-from evertrain.model.decisions import stronger
+from evertrain.model.decisions import AskHuman, stronger
 from evertrain.model.records import StoreCommitted
 from evertrain.model.report import PageReport
 
@@ -85,7 +85,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "steps_at_risk": _steps_at_risk(state, picture, step) if live and kind == "absolute" else None,
         "start": _start(picture, state),
         "workers": _workers(state, picture),
-        "nodes": [_node(state, node) for node in state.known_nodes()],
+        "nodes": [_node(state, picture, node) for node in state.known_nodes()],
         "active": _active(state),
         "blind": _blind(state, picture, live),
         "message": _message(state, picture, now),
@@ -100,7 +100,24 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
 def _active(state: JobState) -> list[str]:
     """What is looked after; the store as far as something has got there."""
     active = [*_ACTIVE, *(_SEVERAL_ACTIVE if len(state.active_nodes()) > 1 else ())]
+    if len(state.roster) > 1:
+        active.append(f"eviction of nodes; {_standbys(state)}")
     return [*active, f"the shared store: step {state.stored[-1].step}"] if state.stored else active
+
+
+def _standbys(state: JobState) -> str:
+    ready = len(state.usable_standbys())
+    return f"{ready} of {state.standby} standbys ready" if state.standby else "no standby"
+
+
+def _cry(state: JobState) -> str:
+    """What somebody should look at, from the incident that this attempt or the one before it had."""
+    attempt = state.attempt
+    newest = state.incidents[max(state.incidents)] if state.incidents else None
+    if newest is None or attempt is None or attempt.number - newest.opened.attempt > 1:
+        return ""
+    asks = [action for one in newest.decisions for action in one.actions if isinstance(action, AskHuman)]
+    return f"a human is needed: {asks[-1].because}" if asks else ""
 
 
 def restart(state: JobState, name: str) -> dict[str, Any] | None:
@@ -232,9 +249,18 @@ def _worker(attempt: Attempt, rank: int, node: str, page: PageReport | None, pic
     }
 
 
-def _node(state: JobState, node: str) -> dict[str, Any]:
+def _node(state: JobState, picture: Picture, node: str) -> dict[str, Any]:
+    """With `early` where the ranks of a standby run ahead of their start, or cannot."""
     changed = state.nodes.get(node)
-    return {"id": node, "state": node_views.node_state(state, node), "because": changed.because if changed else ""}
+    shown: dict[str, Any] = {
+        "id": node,
+        "state": node_views.node_state(state, node),
+        "because": changed.because if changed else "",
+    }
+    report = picture.report(node)
+    if report is not None and report.early.state:
+        shown["early"] = asdict(report.early)
+    return shown
 
 
 def _blind(state: JobState, picture: Picture, live: bool) -> list[str]:
@@ -261,6 +287,8 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
     for node, because in unusable.items():
         if node not in waiting:
             return f"{node} is unusable: {because}{_UNKILLABLE}"
+    if cry := _cry(state):
+        return cry
     attempt = state.active
     if attempt is not None and attempt.ending is None:
         gone = sorted(rank for rank, end in attempt.ends.items() if now - end.ended_time > _NOTEWORTHY_S)
@@ -278,6 +306,8 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
         report = picture.nodes[node].report
         if problems := (*report.problems, *report.copy_problems):
             return f"{node}: {problems[-1]}"
+        if report.early.state == "failed":
+            return f"{node} waits before the script, not in evertrain.init(): {report.early.reason}"
     return ""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from evertrain.decide import planned, storing
 from evertrain.decide.closing import at_rest, flush_step
 from evertrain.decide.picture import Picture
@@ -62,6 +64,7 @@ def desired(
         fetches=fetches,
         check=check,
         reach=reach,
+        early=_early(state, picture, spec, node),
     )
 
 
@@ -96,29 +99,58 @@ def _current(state: JobState, attempt: Attempt, spec: ControllerSpec, node: str)
         return DesiredAttempt(
             attempt=attempt.number, phase="end", ranks=ranks, store=store, signal=attempt.ending.signal
         )
-    go = Go(
+    go = replace(
+        _unnumbered(state, spec, attempt.number, len(ranks)),
         master_addr=spec.master_addr or started.master_addr,
         master_port=started.master_port,
         world_size=len(started.placement),
         group_rank=nodes.index(node),
         group_world_size=len(nodes),
-        local_world_size=len(ranks),
         restart_count=started.restart_count,
-        max_restarts=spec.max_restarts or 0,
-        role=spec.role,
-        signals_to_handle=spec.signals_to_handle,
-        virtual_local_rank=spec.virtual_local_rank,
-        mesh=spec.mesh,
         resume=started.resume,
         reached=started.reached,
-        faults=spec.faults,
         ranks=tuple(
             RankOrder(rank=rank, local_rank=local, resume_tier=started.tiers.get(rank))
             for local, rank in enumerate(ranks)
         ),
-        args=planned.args(state, attempt.number),
         resume_attempt=started.resume_attempt,
         resume_folder=started.folder,
         store_since=storing.since(state) if started.resume is None and not storing.is_known(state) else None,
     )
     return DesiredAttempt(attempt=attempt.number, phase="go", ranks=ranks, store=store, go=go)
+
+
+def _unnumbered(state: JobState, spec: ControllerSpec, attempt: int, ranks: int) -> Go:
+    """What is the same for the ranks of every node in an attempt to come."""
+    return Go(
+        master_addr="",
+        master_port=0,
+        world_size=0,
+        group_rank=0,
+        group_world_size=0,
+        local_world_size=ranks,
+        restart_count=0,
+        max_restarts=spec.max_restarts or 0,
+        role=spec.role,
+        signals_to_handle=spec.signals_to_handle,
+        virtual_local_rank=spec.virtual_local_rank,
+        mesh=spec.mesh,
+        resume=None,
+        reached=None,
+        faults=spec.faults,
+        ranks=tuple(RankOrder(rank=-1, local_rank=local) for local in range(ranks)),
+        args=planned.args(state, attempt),
+    )
+
+
+def _early(state: JobState, picture: Picture, spec: ControllerSpec, node: str) -> Go | None:
+    """A standby that is fit runs its script up to `evertrain.init()`, if that is wanted and there is memory for it."""
+    if spec.standby_barrier != "init" or state.closing or state.ended is not None or node not in state.standbys():
+        return None
+    known, report = state.nodes.get(node), picture.report(node)
+    if known is None or known.state != "standby" or report is None or report.memory_is_tight:
+        return None
+    # the first start of all is not to be slowed down; from then on what waits must stay, above all in an incident
+    if not any(attempt.resumed is not None for attempt in state.attempts):
+        return None
+    return _unnumbered(state, spec, state.next_attempt, state.run.nproc_per_node)  # type: ignore[union-attr]

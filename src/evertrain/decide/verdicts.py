@@ -90,6 +90,14 @@ def _for_nodes(state: JobState, incident: Incident, wait: d.WaitForNodes, now: f
     return records
 
 
+def waits_for_nodes(state: JobState) -> bool:
+    """Whether an incident cannot be decided before nodes come."""
+    incident = state.incident
+    if incident is None or incident.decided is not None:
+        return False
+    return any(answering.waits(one) is not None for one in incident.decisions)
+
+
 def missing(state: JobState, node: str, because: str, now: float) -> list[AnyRecord]:
     """A node that the next attempt needs does not come back, and a standby can take its place."""
     lost = r.NodeChanged(time=now, node=node, state="lost", because=because)

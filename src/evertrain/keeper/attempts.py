@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from evertrain.keeper.children import Child, Children, Exit
+from evertrain.keeper.early import Early
 from evertrain.keeper.lines import Message
 from evertrain.keeper.log import log
 from evertrain.keeper.loop import Loop
@@ -99,12 +100,16 @@ class Attempts:
         self._starter = starter
         self._changed = changed
         self._attempts: dict[int, Attempt] = {}
+        self._early = Early(loop, starter, changed=changed, end=self._end_early)
         self._sweep_planned = False
         self._past_sessions: set[int] = set()
         """Sessions of ranks of forgotten attempts, and of what ranks had started apart from themselves."""
 
     def report(self) -> Message:
         return {str(number): attempt.report() for number, attempt in self._attempts.items()}
+
+    def report_early(self) -> Message:
+        return self._early.report()
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -135,6 +140,10 @@ class Attempts:
             return
         if missing := [rank for rank in attempt.ranks if str(rank) not in orders]:
             raise Refused(f"go without orders for ranks {missing} of attempt {number}")
+        if changed := [rank for number, rank in attempt.ranks.items() if not _still_holds(rank, orders[str(number)])]:
+            self._kill_waiting(attempt)
+            self._start(attempt, None)
+            raise Refused(f"{len(changed)} ranks of attempt {number} had run ahead with what no longer holds")
         attempt.gone = True
         for rank_number, rank in attempt.ranks.items():
             if not rank.has_ended:
@@ -174,6 +183,10 @@ class Attempts:
         del self._attempts[number]
         self._changed()
 
+    def run_ahead(self, asked: Message | None) -> None:
+        """Have the ranks of attempts to come run ahead of their start; None: no longer."""
+        self._early.want(asked)
+
     def refused(self, reason: str, instead: str) -> None:
         """What waits must not become ranks: prepare the same attempts once more, started in another way."""
         self._starter.refused(reason, instead)
@@ -185,12 +198,17 @@ class Attempts:
         self._start_anew()
 
     def _start_anew(self) -> None:
+        self._early.renew()
         for attempt in self._attempts.values():
             if attempt.ranks and not attempt.gone and not attempt.ending:
-                for rank in attempt.ranks.values():
-                    rank.waiting.kill()
-                attempt.ranks.clear()
+                self._kill_waiting(attempt)
                 self._start(attempt, None)
+
+    def _kill_waiting(self, attempt: Attempt) -> None:
+        for rank in attempt.ranks.values():
+            self._end_early(rank.waiting) if rank.waiting.early else rank.waiting.kill()
+        attempt.ranks.clear()
+        self._changed()
 
     def end_all(self) -> None:
         for number in self._attempts:
@@ -211,10 +229,15 @@ class Attempts:
                 self._adopt(attempt, made)
             self._changed()
 
-        self._starter.start(len(attempt.wanted), listener, started)
+        # they are ready now; a process that serves the store may come later
+        if ahead := self._early.take(len(attempt.wanted)):
+            self._adopt(attempt, Started(ahead))
+            self._changed()
+        if not ahead or listener:
+            self._starter.start(0 if ahead else len(attempt.wanted), listener, started)
 
     def _adopt(self, attempt: Attempt, made: Started) -> None:
-        for number, waiting in zip(attempt.wanted, made.ranks, strict=True):
+        for number, waiting in zip(attempt.wanted if made.ranks else (), made.ranks, strict=True):
             rank = attempt.ranks[number] = Rank(waiting)
             self._past_sessions.discard(waiting.child.pid)
             waiting.said = lambda message: self._said(attempt, message)
@@ -226,6 +249,10 @@ class Attempts:
     def _said(self, attempt: Attempt, message: Message) -> None:
         if message["is"] == "refused" and not attempt.gone:
             self.refused(message["reason"], message["instead"])
+        if message["is"] == "cannot_wait" and not attempt.gone and not attempt.ending:
+            # it ran ahead of its start, and its files have changed since
+            self._kill_waiting(attempt)
+            self._start(attempt, None)
         self._changed()
 
     # -- ends --------------------------------------------------------------------------------------------------------
@@ -253,6 +280,13 @@ class Attempts:
                 log(f"rank {number} (pid {rank.child.pid}) is still there {STUCK_AFTER_S:g} s after SIGKILL")
                 self._changed()
 
+    def _end_early(self, waiting: Waiting) -> None:
+        """Kill one that had begun its script: what it has started goes as well, as soon as that comes to light."""
+        waiting.kill()
+        waiting.ended = lambda _: self._plan_sweep()
+        self._past_sessions.add(waiting.child.pid)
+        self._plan_sweep()
+
     def _plan_sweep(self, after_s: float = 0.0) -> None:
         if not self._sweep_planned:
             self._sweep_planned = True
@@ -266,11 +300,14 @@ class Attempts:
         """
         self._sweep_planned = False
         ranks = {rank.child.pid: rank for attempt in self._attempts.values() for rank in attempt.ranks.values()}
+        ahead = self._early.pids
         is_one_running = any(each.phase == "running" and not each.ending for each in self._attempts.values())
 
         def is_doomed(pid: int, session: int) -> bool:
             if session in ranks:
                 return ranks[session].has_ended
+            if session in ahead:
+                return False
             if session in self._past_sessions or not is_one_running:
                 self._past_sessions.add(session)
                 return True
@@ -278,6 +315,12 @@ class Attempts:
 
         if self._children.kill_orphans(is_doomed):
             self._plan_sweep(SWEEP_AGAIN_S)
+
+
+def _still_holds(rank: Rank, order: Message) -> bool:
+    """Whether a rank that ran ahead of its start did so with the arguments and variables that it is to have."""
+    early = rank.waiting.early
+    return early is None or (early.get("args") == order.get("args") and early["env"].items() <= order["env"].items())
 
 
 def _listen(port: int) -> socket.socket:

@@ -132,6 +132,7 @@ class Keeper:
             "env": self._spawner.env,
             "owner_gone": self._owner_left_time is not None,
             "attempts": self._attempts.report(),
+            "early": self._attempts.report_early(),
         }
 
     def _heard(self, command: Message) -> Message | None:
@@ -164,6 +165,10 @@ class Keeper:
     def _go(self, command: Message) -> None:
         self._attempts.go(int(command["attempt"]), dict(command["ranks"]))
 
+    def _run_ahead(self, command: Message) -> None:
+        asked = command["asked"]
+        self._attempts.run_ahead(None if asked is None else {"ranks": asked["ranks"], "unknown": asked["unknown"]})
+
     def _end(self, command: Message) -> None:
         if command["signal"] not in (signal.SIGTERM, signal.SIGKILL):
             raise Refused(f"signal {command['signal']} is neither SIGTERM nor SIGKILL")
@@ -190,6 +195,7 @@ class Keeper:
 _COMMANDS: dict[str, Callable[[Keeper, Message], None]] = {
     "prepare": Keeper._prepare,
     "go": Keeper._go,
+    "run_ahead": Keeper._run_ahead,
     "end": Keeper._end,
     "forget": Keeper._forget,
     "configure": Keeper._configure,

@@ -25,6 +25,8 @@ class Waiting:
         self.said: Callable[[Message], None] = lambda _: None
         self.ended: Callable[[Exit], None] = lambda _: None
         self.is_ready = False
+        self.early: Message | None = None
+        """What it was told when it was sent ahead of its start; None: it has not begun its script."""
         self.child: Child = children.adopt(pid, lambda exit: self.ended(exit))
         # a line that ends says nothing that the end of the process does not say better
         self.line = Lines(loop, sock, self._heard, lambda: None)

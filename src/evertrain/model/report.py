@@ -304,6 +304,14 @@ class Starter(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Early(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the ranks of a standby are that run ahead of their start."""
+
+    state: Literal["", "starting", "waiting", "failed"] = ""
+    """`waiting`: in `evertrain.init()`; `failed`: the script cannot, its ranks wait before it; empty: not asked."""
+    reason: str = ""
+
+
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a node has tried about itself."""
 
@@ -333,6 +341,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     keeper: Identity | None = None
     """None while the agent cannot reach its keeper."""
     starter: Starter = Starter()
+    early: Early = Early()
     attempts: tuple[AttemptReport, ...] = ()
     pages: tuple[PageReport, ...] = ()
     activities: tuple[RankActivity, ...] = ()
@@ -472,3 +481,6 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     """A number that this node has not answered yet asks it to test itself now; 0: nothing is asked."""
     reach: tuple[Peer, ...] = ()
     """Other nodes that it should be able to reach; part of the test."""
+    early: Go | None = None
+    """The ranks of this standby are to run ahead of their start, as far as `evertrain.init()`; what is not known of
+    them yet (all numbers but the local ones, addresses, what to resume) is empty here."""

@@ -13,6 +13,8 @@ import msgspec
 from evertrain.model.config import Config
 
 StartMode = Literal["zygote", "parked", "spawn"]
+StandbyBarrier = Literal["start", "init"]
+"""Where the ranks of a standby wait: before the script, or inside it in `evertrain.init()`."""
 
 
 class Seats(msgspec.Struct, frozen=True):
@@ -104,6 +106,7 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     """Active nodes in rank order, then standbys; with `seats` the first node only."""
     standby: int = 0
+    standby_barrier: StandbyBarrier = "start"
     least: int | None = None
     """Active nodes that the job can do with (MIN of `--nnodes MIN:MAX`); None: it never shrinks."""
     seats: Seats | None = None

@@ -33,8 +33,11 @@ def init() -> JobInfo | None:
     """Say which job this rank belongs to, or None if `evertrain run` did not start it.
 
     Asks nobody and waits for nobody: the rank was told everything at its start. Call it as often and wherever you
-    like; nothing needs it to have been called.
+    like; nothing needs it to have been called. On a standby with `--standby-barrier init` the first call waits until
+    the node takes over ranks.
     """
+    if session.barrier is not None:
+        session.barrier.wait()
     current = session.current
     if current is None:
         return None
@@ -67,7 +70,7 @@ def report(
 
     Takes a few microseconds, and nothing at all outside `evertrain run`.
     """
-    current = session.current
+    current = session.joined("reports")
     if current is not None:
         current.report(step, loss, grad_norm, tokens, metrics)
 
@@ -90,7 +93,7 @@ class phase:  # reads as a statement: `with evertrain.phase("evaluate"):`
         self._session: session.Session | None = None
 
     def __enter__(self) -> None:
-        self._session = current = session.current
+        self._session = current = session.joined(f"declares the phase {self._name!r}")
         if current is not None:
             current.before_change()
             current.enter(self._name)

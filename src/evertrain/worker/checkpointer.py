@@ -76,7 +76,7 @@ class Checkpointer:
                     f"state_dict() and load_state_dict()"
                 )
         self._state = dict(state)
-        self._session = current = session.current
+        self._session = current = session.joined("makes a Checkpointer")
         self._failures = 0
         """Saves in a row that came to nothing."""
         self._beside = True

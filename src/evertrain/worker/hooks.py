@@ -55,7 +55,7 @@ _settle_pending: list[Callable[[], None]] = []
 
 
 def _before_optimizer_step(optimizer: Any, *_: Any) -> None:
-    current = session.current
+    current = session.joined("trains")
     if current is None:
         return
     for settle in _settle_pending:
@@ -79,7 +79,7 @@ def _see_init_process_group() -> None:
 
     @functools.wraps(original)
     def init_process_group(*arguments: Any, **named: Any) -> Any:
-        current = session.current
+        current = session.joined("calls init_process_group()")
         if current is None:
             return original(*arguments, **named)
         current.check_environment()

@@ -18,50 +18,33 @@ import traceback
 from types import TracebackType
 from typing import Any, NoReturn
 
-from evertrain.worker import disguise, script, session
+from evertrain.worker import disguise, script, session, talk
+from evertrain.worker.barrier import Barrier
 from evertrain.worker.freshness import LIBRARIES
 
 Given = dict[str, Any]
 """What the keeper told this process at its start: keeper, python, command, preload, and descriptors."""
 Go = dict[str, Any]
-"""What the keeper tells it at `go`: env, session, stdout, stderr, and args where the command's own no longer hold."""
+"""What the keeper tells it at `go`: env, session, stdout, stderr, and args where the command's own no longer hold.
+
+A process that is to run ahead is told no session, but which variables are `unknown` until there is one."""
 
 
-def wait(channel: int, keeper: int) -> Go:
-    """Say that nothing but `go` is missing, and wait for it. Without a keeper there is nothing to wait for."""
+def wait(line: int, keeper: int) -> Go:
+    """Say that nothing but `go` is missing, and wait for it."""
     _be_oneself()
-    _say(channel, {"is": "ready"})
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        try:
-            received = os.read(channel, 1 << 16)
-        except ConnectionResetError:  # the other end was closed with something of ours unread
-            received = b""
-        if not received:
-            os._exit(0)
-        line += received
+    talk.say(line, {"is": "ready"})
+    go: Go = talk.hear(line)
     # a forked process has become the keeper's child by now: go follows on the zygote's answer
     disguise.die_with_parent(keeper)
-    go: Go = json.loads(line)
     return go
 
 
-def refuse(channel: int, reason: str, instead: str) -> NoReturn:
-    """Say that this process must not become a rank, and wait for its end."""
-    last_words(channel, {"is": "refused", "reason": reason, "instead": instead})
-
-
-def last_words(channel: int, message: dict[str, Any]) -> NoReturn:
-    """Say something and wait to be killed: the news of an end may overtake what was said before it."""
-    _say(channel, message)
-    while os.read(channel, 1 << 10):
-        pass
-    os._exit(0)
-
-
 def run(go: Go, given: Given, startup: frozenset[str]) -> None:
-    """Be the rank that `go` describes."""
-    os.close(given["channel"])
+    """Be the rank that `go` describes; where it is not known yet which one that is, as far as `evertrain.init()`."""
+    early: Barrier | None = None
+    if "unknown" not in go:
+        os.close(given["channel"])
     disguise.redirect_output(go["stdout"], go["stderr"])
     os.environ.update(go["env"])
     command = given["command"]
@@ -75,14 +58,26 @@ def run(go: Go, given: Given, startup: frozenset[str]) -> None:
     disguise.name_process(os.path.basename(given["python"]))
     sys.orig_argv[:] = real
     script.forget_clashes(command, startup)
+    if "unknown" in go:
+        early = session.barrier = Barrier(given["channel"], command, go["unknown"])
     try:
-        session.begin(go["session"])
+        if early is None:
+            session.begin(go["session"])
         script.run(command, args)
+        if session.barrier is not None:
+            session.barrier.give_up("the script comes to its end without evertrain.init()")
     except SystemExit:
+        if session.barrier is not None:
+            session.barrier.give_up("the script exits before it calls evertrain.init()")
         raise
     except BaseException as error:
         error.__traceback__ = theirs = _without_launcher(error.__traceback__)
-        _record(error, go["session"]["exception_path"])
+        if session.barrier is not None:
+            traceback.print_exception(error)
+            session.barrier.give_up(f"{_in_a_line(error)}, before evertrain.init()")
+        told = early.told if early is not None else go
+        assert told is not None
+        _record(error, told["session"]["exception_path"])
         if session.current is not None:
             session.current.failed = True
         _show_without_launcher(theirs)
@@ -143,6 +138,11 @@ def _record(error: BaseException, path: str) -> None:
         pass
 
 
+def _in_a_line(error: BaseException) -> str:
+    found = _described(error)
+    return f"{found['type']}: {found['message']} in line {found['line']} of {os.path.basename(found['file'] or '?')}"
+
+
 def _described(error: BaseException) -> dict[str, Any]:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]
@@ -158,10 +158,3 @@ def _described(error: BaseException) -> dict[str, Any]:
         "step": session.current.step if session.current else None,
         "time": time.monotonic(),
     }
-
-
-def _say(channel: int, message: dict[str, Any]) -> None:
-    try:
-        os.write(channel, json.dumps(message).encode() + b"\n")
-    except OSError:  # the keeper is gone, and so is this process in a moment
-        pass

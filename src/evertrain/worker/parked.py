@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evertrain.worker import disguise, environment, launch, preload
+from evertrain.worker import disguise, environment, launch, preload, talk
 from evertrain.worker.launch import Given
 
 
@@ -13,5 +13,5 @@ def main(given: Given, startup: frozenset[str]) -> None:
         environment.check(given["command"])
         preload.load(given["command"], given["preload"], startup)
     except preload.Unfit as unfit:
-        launch.refuse(given["channel"], str(unfit), unfit.instead)
+        talk.refuse(given["channel"], str(unfit), unfit.instead)
     launch.run(launch.wait(given["channel"], given["keeper"]), given, startup)

@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, SupportsFloat
 
+    from evertrain.worker.barrier import Barrier
     from evertrain.worker.copier import Copier
     from evertrain.worker.faults import Armed
     from evertrain.worker.rank_slots import RankSlots
@@ -39,7 +40,8 @@ IMPORT_TIME = (
 class Session:
     """One rank in one attempt."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    def __init__(self, given: dict[str, Any], environment: dict[str, str]) -> None:
+        """`environment`: what counts only before torch is imported, as it was before the script."""
         self.job: str = given["job"]
         self.term: int = given["term"]
         self.attempt: int = given["attempt"]
@@ -75,7 +77,7 @@ class Session:
         """Copies the state while training goes on; there once a Checkpointer is."""
         self.slots: RankSlots | None = None
         """Where the state is copied to, whichever Checkpointer saves it; there once a Checkpointer is."""
-        self._environment = _import_time_environment()
+        self._environment = environment
         self._environment_checked = False
         self._base = "start"
         self._declared: list[str] = []
@@ -109,7 +111,7 @@ class Session:
         """Notice, once, that the script has changed environment that only counts before torch is imported."""
         if not self._environment_checked:
             self._environment_checked = True
-            if _import_time_environment() != self._environment:
+            if import_time_environment() != self._environment:
                 self.page.flags |= page.ENV_CHANGED
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -205,15 +207,27 @@ class Session:
 
 
 current: Session | None = None
+barrier: Barrier | None = None
+"""In a process that runs its script before it is known which rank it is."""
 
 
-def begin(given: dict[str, Any]) -> None:
-    """Become the rank that `given` describes. Called by the launcher, once, before the user's script."""
+def begin(given: dict[str, Any], environment: dict[str, str] | None = None) -> None:
+    """Become the rank that `given` describes. Called once, by the launcher before the script or by `init()` in it.
+
+    `environment`: import-time variables as they were before the script; None: it has not begun.
+    """
     global current
-    current = session = Session(given)
+    current = session = Session(given, import_time_environment() if environment is None else environment)
     session._show_phase()
     atexit.register(end)
     session.fire("start")
+
+
+def joined(what: str) -> Session | None:
+    """The session, for a call that only a rank can make or that does nothing outside a job."""
+    if barrier is not None:
+        barrier.give_up(f"the script {what} before it calls evertrain.init()")
+    return current
 
 
 def end() -> None:
@@ -235,13 +249,13 @@ def end() -> None:
             os._exit(1)
 
 
-def _import_time_environment() -> dict[str, str]:
+def import_time_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(IMPORT_TIME)}
 
 
 def _forget() -> None:
-    global current
-    current = None
+    global current, barrier
+    current = barrier = None
 
 
 os.register_at_fork(after_in_child=_forget)

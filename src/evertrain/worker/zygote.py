@@ -12,7 +12,7 @@ import socket
 import sys
 from typing import Any
 
-from evertrain.worker import disguise, environment, freshness, hugepages, launch, preload, script, store
+from evertrain.worker import disguise, environment, freshness, hugepages, launch, preload, script, store, talk
 from evertrain.worker.launch import Given, Go
 
 MOST_DESCRIPTORS = 253
@@ -29,10 +29,10 @@ def main(given: Given, startup: frozenset[str]) -> None:
         environment.check(command)
         preload.load(command, given["preload"], startup)
     except preload.Unfit as unfit:
-        launch.refuse(channel, str(unfit), unfit.instead)
+        talk.refuse(channel, str(unfit), unfit.instead)
     preload.end_idle_threads()
     if reason := preload.why_not_fork():
-        launch.refuse(channel, reason, "parked")
+        talk.refuse(channel, reason, "parked")
     hugepages.gather()
     imported = freshness.Imported(command)
     channel, go = _serve(channel, command, imported, keeper=given["keeper"])
@@ -62,7 +62,7 @@ def _serve(control: int, command: script.Command, imported: freshness.Imported, 
                 assert listener is not None
                 store.serve(channel, listener)
             if reason := preload.why_not_fork():
-                launch.refuse(channel, reason, "parked")
+                talk.refuse(channel, reason, "parked")
             return channel, launch.wait(channel, keeper)
         os.close(tell)
         with open(told, "rb") as lines:
@@ -78,9 +78,9 @@ def _stop_if_stale(control: int, command: script.Command, imported: freshness.Im
     try:
         environment.check(command)
     except preload.Unfit as unfit:
-        launch.refuse(control, str(unfit), unfit.instead)
+        talk.refuse(control, str(unfit), unfit.instead)
     if file := imported.changed():
-        launch.last_words(control, {"is": "stale", "reason": f"{file} has changed"})
+        talk.last_words(control, {"is": "stale", "reason": f"{file} has changed"})
 
 
 def _fork_all(number: int, tell: int) -> int:

@@ -315,5 +315,7 @@ def _matters(before: NodeReport, after: NodeReport) -> bool:
     """Whether anything changed that a rule could look at; a mere step forward can wait for the next tick."""
     if any(getattr(before, name) != getattr(after, name) for name in _MATTERING):
         return True
+    if after.copies_after_attempt >= 0 and before.copies != after.copies:
+        return True  # a copy has been fetched that a start waits for; while ranks save, lists change all the time
     marks = [(page.rank, page.attempt, page.resumed_time, page.passed_time) for page in after.pages]
     return marks != [(page.rank, page.attempt, page.resumed_time, page.passed_time) for page in before.pages]

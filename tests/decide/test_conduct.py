@@ -334,7 +334,7 @@ def test_stop_does_not_wait_for_a_node_beyond_the_grace() -> None:
     assert world.state.ended is not None and world.state.ended.state == "stopped"
 
 
-def test_a_gpu_signal_restarts_with_its_evidence() -> None:
+def test_a_gpu_signal_without_a_standby_asks_a_human_and_training_goes_on() -> None:
     world = running()
     world.train(2)
     world.turn()
@@ -343,7 +343,8 @@ def test_a_gpu_signal_restarts_with_its_evidence() -> None:
     seen = incident(world)
     assert (seen["cause"], seen["category"], seen["nodes"]) == ("gpu lost", "gpu_hardware", ["node-1"])
     assert seen["evidence"] == ["GPU 3 has fallen off the bus"]
-    assert world.running() == dict.fromkeys(range(4), 2)
+    assert seen["action"] == "human" and not seen["open"]
+    assert world.running() == dict.fromkeys(range(4), 1)
 
 
 def test_a_second_fault_before_the_first_is_made_good_is_an_incident_of_its_own() -> None:

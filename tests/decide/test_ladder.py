@@ -55,10 +55,10 @@ def test_alerts_far_apart_or_of_different_nodes_never_add_up() -> None:
     assert names(job.alert()) == ["Tolerate"]
 
 
-def test_without_a_standby_alerts_restart_once_and_not_again_and_again() -> None:
+def test_without_a_standby_alerts_ask_for_a_human_once_and_not_again_and_again() -> None:
     job = Job()
     done = [names(job.alert()) for _ in range(5)]
-    assert done == [["Tolerate"], ["Restart", "AskHuman"], ["Tolerate"], ["Tolerate"], ["Tolerate"]]
+    assert done == [["Tolerate"], ["Tolerate", "AskHuman"], ["Tolerate"], ["Tolerate"], ["Tolerate"]]
 
 
 def test_a_reading_alone_proves_nothing_and_a_blind_sensor_even_less() -> None:

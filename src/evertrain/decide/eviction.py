@@ -1,11 +1,11 @@
 """Who takes over when a node has to go, may it go at all, and when does it come back?
 
-    to be evicted ──over the budget──▶ restart in place, ask a human
+    to be evicted ──over the budget──▶ training goes on, ask a human
           │
           ├──a standby is ready──▶ it takes over the ranks
           ├──none, and MIN allows──▶ the job becomes smaller
           ├──none, and the platform may bring one──▶ wait, with a deadline
-          └──none──▶ restart in place, ask a human
+          └──none──▶ training goes on, ask a human
 
 The budget keeps one wrong idea from emptying a cluster. It limits harm, never recovery: over it everything but the
 eviction goes on.
@@ -53,6 +53,8 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
     may_wait: bool = True
     is_grave: bool = True
     """A human is asked when the nodes have to stay."""
+    has_failed: bool = True
+    """An attempt has ended because of them; else it is only a sign, and whatever runs may go on."""
 
 
 # -- who is there ------------------------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ def remove(state: JobState, policy: Policy, now: float, removal: Removal) -> tup
     """Evict, or what is done instead."""
     nodes, why = removal.nodes, removal.why
     if not removal.lost and (over := over_budget(state, policy.ladder, now, len(nodes), is_group=removal.is_group)):
-        return _stay(state, nodes, f"{why}: not evicted: {over}", f"{listed(nodes)} should go, but {over}")
+        return stay(state, removal, nodes, f"{why}: not evicted: {over}", f"{listed(nodes)} should go, but {over}")
     spare = state.usable_standbys()[: len(nodes)]
     missing = len(nodes) - len(spare)
     if not missing:
@@ -116,9 +118,9 @@ def remove(state: JobState, policy: Policy, now: float, removal: Removal) -> tup
     stays = f"{why}: {lack}{'' if spare else _why_not_smaller(state, removal)}"
     question = f"{listed(kept)} should go and there is nothing to replace it with"
     if not spare:
-        return _stay(state, kept, stays, question, is_grave=removal.is_grave)
+        return stay(state, removal, kept, stays, question)
     evicted = _evict(removal, nodes[: len(spare)], spare)
-    return (evicted, *_stay(state, kept, stays, question, is_grave=removal.is_grave, restarts=True))
+    return (evicted, *stay(state, removal, kept, stays, question, restarts=True))
 
 
 def _evict(removal: Removal, nodes: tuple[str, ...], spare: tuple[str, ...]) -> Evict:
@@ -137,16 +139,17 @@ def _evict(removal: Removal, nodes: tuple[str, ...], spare: tuple[str, ...]) -> 
     )
 
 
-def _stay(
-    state: JobState, nodes: Sequence[str], because: str, question: str, *, is_grave: bool = True, restarts: bool = False
+def stay(
+    state: JobState, removal: Removal, nodes: Sequence[str], because: str, question: str, *, restarts: bool = False
 ) -> tuple[AnyAction, ...]:
     """The nodes keep their ranks. An attempt that still runs goes on for as long as it can: ending it mends nothing."""
     attempt = state.active
-    if attempt is not None and attempt.ending is None and not restarts:
+    runs = attempt is not None and attempt.ending is None
+    if not restarts and (runs or not removal.has_failed):
         on = f"{because}; training goes on for as long as it can"
         return (Tolerate(node=nodes[0], because=on), AskHuman(because=question))
     restart = Restart(because=f"{because}; restart in place")
-    return (restart, AskHuman(because=question)) if is_grave else (restart,)
+    return (restart, AskHuman(because=question)) if removal.is_grave else (restart,)
 
 
 def restart_and_ask(because: str, question: str) -> tuple[AnyAction, ...]:

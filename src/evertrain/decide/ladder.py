@@ -1,7 +1,7 @@
 """What is done about an event? The ladder: cheap and certain first, and no eviction without evidence.
 
     certain machine fault ───────────────────────────▶ evict ──▶ a standby takes over, or the job becomes smaller,
-    network alert ──▶ tolerate ──again within 5 min──▶ evict         or waits for nodes, or restarts in place
+    network alert ──▶ tolerate ──again within 5 min──▶ evict         or waits for nodes, or goes on and asks a human
     odd reading, blind sensor ──▶ tolerate
     an attempt has failed ──▶ `decide.failures`: restart, evict, checks, roll-back, replay, stop
                                    │ somebody is asked, or waited for
@@ -175,7 +175,9 @@ def _faulty(
         return (Tolerate(node=node, because=f"{why}: training goes on for as long as it can; {used_up}"),)
     if (waiting := _waiting(state)) is not None and node in waiting[1].instead_of:
         return (Tolerate(node=node, because=f"{why}: a node in its place is waited for already"),)
-    actions = eviction.remove(state, policy, event.time, Removal(nodes=(node,), why=why, evidence=evidence))
+    actions = eviction.remove(
+        state, policy, event.time, Removal(nodes=(node,), why=why, evidence=evidence, has_failed=False)
+    )
     known = state.memory.faults.get(node)
     is_known = known is not None and known.time >= event.time - policy.ladder.repeat_window_s
     if is_known and not isinstance(actions[0], Evict):

@@ -1,0 +1,197 @@
+"""From a sign of trouble to training without the node, in virtual time: who is evicted, and from where it goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from evertrain.controller import views
+from evertrain.model.config import Config, LadderConfig
+from evertrain.model.records import AllowAsked, DrainAsked, RestartRequested, StoreCommitted
+from evertrain.model.spec import Seats
+from support.world import World
+
+
+def training(nodes: int = 3, standby: int = 1, **options: object) -> World:
+    """Two ranks on each active node, at step 5."""
+    world = World(nodes, standby=standby, **options)  # type: ignore[arg-type]
+    world.turns()
+    world.train(6)
+    world.turns()
+    assert [world.state.nodes[node].state for node in world.state.standbys()] == ["standby"] * standby
+    return world
+
+
+def newest(world: World) -> dict[str, object]:
+    return views.incidents(world.state)[-1]
+
+
+def placed(world: World) -> dict[int, str]:
+    assert world.state.active is not None
+    return world.state.active.started.placement
+
+
+def test_a_certain_fault_evicts_at_once_and_training_goes_on_where_it_was() -> None:
+    world = training()
+    world.signal("gpu_lost", "node-1")
+    world.turns(12)
+    assert world.running() == dict.fromkeys(range(4), 2)
+    assert placed(world) == {0: "node-0", 1: "node-0", 2: "node-2", 3: "node-2"}
+    assert world.state.active is not None and world.state.active.started.resume == 5
+    assert (newest(world)["action"], newest(world)["nodes"]) == ("evict", ["node-1"])
+    assert world.state.nodes["node-1"].state == "evicted"
+
+
+def test_without_a_word_from_the_evicted_node_its_ranks_go_on_from_what_others_keep() -> None:
+    world = training()
+    world.back_up(3)
+    world.nodes["node-1"].memory = []
+    world.signal("gpu_lost", "node-1")
+    world.nodes["node-1"].connected = False
+    for node in world.nodes.values():
+        node.memory = [*node.memory, *(world._copy(rank, 3, 1) for rank in (0, 1) if node.name == "node-0")]
+    world.turns(12)
+    assert world.state.active is not None and world.state.active.started.resume == 3
+
+
+def test_ranks_of_an_evicted_node_that_do_not_end_are_written_off() -> None:
+    world = training()
+    world.unkillable = {2, 3}
+    world.signal("gpu_lost", "node-1")
+    world.turns()
+    assert world.state.attempt is not None and world.state.attempt.alive() == (2, 3)
+    world.turn(5.1)
+    world.turns()
+    assert {rank: number for rank, number in world.running().items()} == dict.fromkeys(range(4), 2)
+    assert "node-1" not in placed(world).values()
+
+
+def test_one_alert_is_told_and_leaves_an_incident_that_is_open_alone() -> None:
+    world = training()
+    world.fail(0)
+    world.turn()
+    opened = world.state.incident
+    assert opened is not None
+    world.signal("network_alert", "node-1")
+    world.turns()
+    assert newest(world)["action"] == "tolerate" and not newest(world)["open"]
+    assert world.state.incidents[opened.number].closed is None
+    assert world.running() == dict.fromkeys(range(4), 2)
+
+
+def test_the_second_alert_evicts_with_both_as_evidence() -> None:
+    world = training()
+    world.signal("link_flap", "node-1")
+    world.turns()
+    world.turn(200)
+    world.signal("nic_down", "node-1")
+    world.turns(12)
+    assert newest(world)["action"] == "evict" and len(newest(world)["evidence"]) == 2  # type: ignore[arg-type]
+    assert "node-1" not in placed(world).values()
+
+
+def test_a_reading_and_blindness_are_written_down_and_are_no_incident() -> None:
+    world = training()
+    world.signal("xid_13", "node-1")
+    world.signal("blind_nvml", "node-1")
+    world.turns()
+    assert world.state.incidents == {} and world.state.signals == ()
+    assert list(world.state.memory.readings) == ["node-1"]
+
+
+def test_a_fault_of_the_standby_does_not_touch_training() -> None:
+    world = training()
+    world.signal("disk_fault", "node-2")
+    world.turns()
+    assert world.running() == dict.fromkeys(range(4), 1)
+    assert world.state.nodes["node-2"].state == "evicted" and world.state.standby == 0
+
+
+def test_an_evicted_node_returns_by_its_test_when_it_was_quiet() -> None:
+    world = training(config=Config(ladder=LadderConfig(quiet_s=100.0, test_every_s=20.0)))
+    for _ in range(2):
+        world.signal("network_alert", "node-1")
+        world.turns()
+    world.turns(12)
+    assert world.state.nodes["node-1"].state == "evicted"
+    world.turns(18, 5.0)
+    assert world.state.nodes["node-1"].state == "evicted", "not quiet for long enough"
+    world.turns(12, 5.0)
+    assert world.state.nodes["node-1"].state == "standby"
+    assert world.state.standbys() == ("node-1",)
+
+
+def test_a_certain_fault_returns_by_the_user_only() -> None:
+    world = training()
+    world.signal("gpu_lost", "node-1")
+    for _ in range(40):
+        world.turn(60.0)
+    assert world.state.nodes["node-1"].state == "evicted"
+    world.write(AllowAsked(time=world.now, node="node-1", because="the GPU was changed"))
+    world.turns()
+    assert world.state.standbys() == ("node-1",) and world.state.nodes["node-1"].state == "standby"
+
+
+def test_a_drain_is_no_incident_and_uses_no_restart_up() -> None:
+    world = training(max_restarts=0)
+    world.write(DrainAsked(time=world.now, node="node-0", because="a new disk"))
+    world.turns(12)
+    assert set(placed(world).values()) == {"node-2", "node-1"}
+    assert placed(world)[0] == "node-2", "it has taken over the ranks"
+    assert world.state.incidents == {} and world.state.restarts_used == 0
+    assert world.running() == dict.fromkeys(range(4), 2)
+
+
+def stored(world: World, step: int) -> StoreCommitted:
+    return StoreCommitted(
+        time=world.now, url="s3://b", folder="f", attempt=1, step=step, world_size=4, bytes=1, seconds=1.0
+    )
+
+
+def test_with_a_range_the_job_goes_on_smaller_and_grows_at_the_next_start() -> None:
+    world = training(nodes=2, standby=0, least=1)
+    world.write(stored(world, 4))
+    world.signal("gpu_lost", "node-1")
+    world.turns()
+    assert world.state.active_nodes() == ("node-0",)
+    assert newest(world)["action"] == "evict"
+    world.write(AllowAsked(time=world.now, node="node-1", because="repaired"))
+    world.turns()
+    assert world.state.standbys() == ("node-1",) and world.state.active_nodes() == ("node-0",)
+
+
+@pytest.mark.parametrize("turns", range(1, 7))
+def test_a_controller_that_takes_over_finishes_what_was_begun(turns: int) -> None:
+    world = training()
+    world.signal("gpu_lost", "node-1")
+    world.turns(turns)
+    world.take_over()
+    world.turns(12)
+    assert world.running() == dict.fromkeys(range(4), 2)
+    assert world.state.active is not None and world.state.active.started.resume == 5
+    assert [one["action"] for one in views.incidents(world.state)] == ["evict"]
+
+
+def test_several_machines_wait_for_a_node_while_training_goes_on() -> None:
+    world = World(seats=Seats(2, 2))
+    world.turns()
+    world.join("second")
+    world.turns()
+    world.train(6)
+    world.turns()
+    world.signal("gpu_lost", "second")
+    world.turns()
+    assert set(world.running().values()) == {1}, "as long as it can"
+    incident = world.state.incident
+    assert incident is not None and incident.decided is None
+    world.turn(world.config.ladder.replace_wait_s + 1)
+    world.turns()
+    assert set(world.running().values()) == {1} and world.state.incident is None
+    assert newest(world)["action"] == "human" and not newest(world)["open"]
+
+
+def test_a_restart_that_the_user_asks_for_is_none_of_this() -> None:
+    world = training()
+    world.write(RestartRequested(time=world.now, restart="r", attempt=1))
+    world.turns()
+    assert world.running() == dict.fromkeys(range(4), 2)
+    assert placed(world)[2] == "node-1"

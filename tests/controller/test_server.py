@@ -247,6 +247,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def _nowhere(order: Desired) -> None:
+    """What agents are told is of no interest here."""
+
+
 class Listening:
     """A conductor at work, that is told what its agents say."""
 
@@ -256,6 +260,9 @@ class Listening:
 
     def connected(self, node: str) -> bool:
         return self.conductor.picture.connected(node)
+
+    def hang_up(self, node: str) -> None:
+        self.conductor.disconnect(node, _nowhere)
 
     async def turns(self) -> None:
         """So long that the conductor has looked around again."""
@@ -271,7 +278,7 @@ async def listening(tmp_path: Path, clock: Clock, request: pytest.FixtureRequest
     conductor = Conductor(made, await controller._take_over(made, store), store)
     running = asyncio.create_task(conductor.run())
     for node in made.nodes:
-        conductor.connect(node, lambda order: None)
+        conductor.connect(node, _nowhere)
         conductor.hear(report(node))
     yield Listening(conductor, clock)
     assert not running.done()
@@ -287,8 +294,19 @@ async def test_five_heartbeats_of_silence_are_as_good_as_no_connection(listening
     clock.seconds += 0.2
     await until(lambda: not listening.connected("gpu01"), "the silent one counts as not connected")
     assert listening.connected("gpu02")
+    silent_s = listening.conductor.now() - listening.conductor.picture.nodes["gpu01"].since
+    assert silent_s == pytest.approx(5.1, abs=0.5), "from when it was heard last, not from when that was noticed"
+
+
+async def test_a_connection_that_breaks_after_a_silence_does_not_begin_it_anew(
+    listening: Listening, clock: Clock
+) -> None:
+    clock.seconds += 60.0
+    await until(lambda: not listening.connected("gpu01"), "the silent one counts as not connected")
     since = listening.conductor.picture.nodes["gpu01"].since
-    assert since == pytest.approx(listening.conductor.now() - 5.1), "from when on it was silent"
+    clock.seconds += 30.0
+    listening.hang_up("gpu01")
+    assert listening.conductor.picture.nodes["gpu01"].since == since
 
 
 async def test_whoever_speaks_again_is_there_again(listening: Listening, clock: Clock) -> None:
@@ -298,8 +316,8 @@ async def test_whoever_speaks_again_is_there_again(listening: Listening, clock: 
     listening.conductor.hear(report("gpu01"))
     await listening.turns()
     assert listening.connected("gpu01")
-    since = listening.conductor.picture.nodes["gpu01"].since
-    assert since == pytest.approx(listening.conductor.now() - 5.1), "from when on it was silent"
+    here_s = listening.conductor.now() - listening.conductor.picture.nodes["gpu01"].since
+    assert here_s == pytest.approx(0.0, abs=0.5), "from when on it is there again"
 
 
 @pytest.mark.parametrize("listening", [10.0], indirect=True)

@@ -109,7 +109,7 @@ class Conductor:
             return
         del self._sends[node]
         seen = self._nodes.get(node)
-        if seen is not None:
+        if seen is not None and seen.connected:  # else its silence was noticed before, and has lasted since then
             self._nodes[node] = NodePicture(seen.report, connected=False, since=self.now())
         self._wake.set()
 

@@ -64,7 +64,7 @@ def _is_judged(state: JobState, node: str, since_time: float) -> bool:
 
 
 def most_are_heard(state: JobState, picture: Picture) -> bool:
-    """Whether more than half of the nodes can be heard: else it is we who are cut off."""
+    """Whether half of the nodes or more can be heard: else it is we who are cut off."""
     nodes = state.roster
     return sum(map(picture.connected, nodes)) * 2 > len(nodes) - 1
 

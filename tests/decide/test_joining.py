@@ -14,7 +14,7 @@ from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.state import JobState, apply, fold
 from evertrain.model import records as r
 from evertrain.model.config import Config, MachinesConfig
-from evertrain.model.decisions import Enlist, Evict
+from evertrain.model.decisions import Enlist, Evict, NodeFault, WaitForNodes
 from evertrain.model.records import AnyRecord
 from evertrain.model.report import NodeReport
 from evertrain.model.spec import Seats
@@ -357,6 +357,30 @@ def test_more_than_are_missing_do_not_arrive() -> None:
     assert arrivals(named, here("a", "b", "c")) == ["b"]
     assert arrivals(named, here("a", "c", gone=("b",))) == []
     assert arrivals(apply(named, r.StopRequested(time=1.0, signal=15, because="")), here("a", "b", "c")) == []
+
+
+def test_a_place_that_another_one_is_wanted_for_is_no_place_taken() -> None:
+    door = Door(Seats(2, 2), node_rank=0)
+    door.join("second", node_rank=1)
+    door.order()
+    assert door.refused("third", node_rank=1) == "--node-rank 1 is taken by second"
+    settled = door.state
+    incident = r.IncidentOpened(
+        time=BEGAN, incident=1, attempt=0, fault_time=BEGAN, cause="gpu lost", category="gpu_hardware", ranks=(),
+        nodes=("second",), confidence=1.0, evidence=("Xid 79",), step=None, source="signal",
+    )  # fmt: skip
+    wait = WaitForNodes(because="", nodes=1, until=BEGAN + 300.0, instead_of=("second",))
+    fault = NodeFault(time=BEGAN, node="second", signal="gpu_lost", evidence="Xid 79")
+    waits = r.Decided(time=BEGAN, incident=1, action="none", because="", event=fault, actions=(wait,))
+    lost = r.NodeChanged(time=BEGAN, node="second", state="lost", because="silent")
+    for records in ([incident, waits], [lost]):
+        door.state = fold(records, settled)
+        assert door.join("third", node_rank=1) == "third"
+        assert arrivals(door.state, door.picture) == ["third"]
+        assert isinstance(door.ask("fourth"), Refusal), "one is enough"
+        enlist = Enlist(node="third", because="it has come")
+        door.state = apply(door.state, r.Decided(time=BEGAN, action="none", because="", actions=(enlist,)))
+        assert arrivals(door.state, door.picture) == []
 
 
 def test_the_number_of_an_evicted_node_is_free() -> None:

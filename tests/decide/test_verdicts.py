@@ -5,6 +5,7 @@ from __future__ import annotations
 from evertrain.controller import views
 from evertrain.model import decisions as d
 from evertrain.model.records import Decided
+from evertrain.model.spec import Seats
 from support.world import World
 
 
@@ -22,6 +23,11 @@ def events(world: World, kind: type[d.Event]) -> list[Decided]:
 
 def actions(world: World) -> list[str]:
     return [one["action"] for one in views.incidents(world.state)]
+
+
+def placed(world: World) -> dict[int, str]:
+    assert world.state.active is not None
+    return world.state.active.started.placement
 
 
 def hang(world: World, rank: int) -> None:
@@ -109,6 +115,59 @@ def test_one_that_is_lost_while_nothing_runs_is_replaced_once() -> None:
     assert sum(one.action == "evict" for one in world.log if isinstance(one, Decided)) == 1
 
 
+def test_a_standby_that_is_ready_later_takes_over_from_a_lost_node_that_is_waited_for() -> None:
+    world = World(3, standby=1)
+    world.nodes["node-2"].disk_is_dead = True
+    world.turns()
+    world.train(6)
+    world.turns()
+    world.back_up(5)
+    world.lose("node-1")
+    world.turn()
+    world.turn(world.config.machines.broken_s + 1)
+    world.turns()
+    assert actions(world) == ["restart"] and world.running() == {}
+    world.nodes["node-2"].disk_is_dead = False
+    world.turn(world.config.ladder.test_every_s)
+    world.turns(12)
+    assert world.running() == dict.fromkeys(range(4), 2)
+    assert placed(world) == {0: "node-0", 1: "node-0", 2: "node-2", 3: "node-2"}
+    assert actions(world) == ["evict"] and len(events(world, d.NodeReady)) == 1
+
+
+def test_one_that_is_lost_after_it_was_decided_to_restart_is_replaced_once() -> None:
+    world = training()
+    world.back_up(5)
+    world.nodes["node-1"].memory_is_tight = True  # so that it has nothing that waits
+    world.turns()
+    world.fail(0)
+    world.turn()
+    world.nodes["node-1"].connected = False
+    world.lose_keeper("node-1")
+    world.turns()
+    assert world.state.incident is not None and world.state.incident.decided is not None
+    assert world.state.active is None
+    world.turn(world.config.machines.broken_s)
+    world.turns(12)
+    assert world.state.active_nodes() == ("node-0", "node-2")
+    assert world.running() == dict.fromkeys(range(4), 2)
+    assert sum(one.action == "evict" for one in world.log if isinstance(one, Decided)) == 1
+    assert world.state.memory.blocked.keys() == {"node-1"}
+
+
+def test_its_replacement_may_be_lost_as_well_before_anything_ran() -> None:
+    world = World(4, standby=2)
+    for node in ("node-1", "node-2"):
+        world.turn()
+        world.nodes[node].connected = False
+        world.lose_keeper(node)
+    world.turn()
+    world.turn(world.config.machines.broken_s + 1)
+    world.turns(12)
+    assert world.state.active_nodes() == ("node-0", "node-3")
+    assert world.running() == dict.fromkeys(range(4), 1)
+
+
 def test_without_a_standby_a_lost_node_is_waited_for_and_then_the_job_ends() -> None:
     world = training(nodes=2, standby=0)
     world.lose("node-1")
@@ -119,3 +178,71 @@ def test_without_a_standby_a_lost_node_is_waited_for_and_then_the_job_ends() -> 
     world.turn(world.config.restart.node_return_s + 1)
     world.turns()
     assert world.state.ended is not None and "node-1" in world.state.ended.message
+
+
+# -- several machines ------------------------------------------------------------------------------------------------
+
+
+def machines(*others: str, seats: Seats | None = None, **options: object) -> World:
+    world = World(seats=seats or Seats(2, 2), **options)  # type: ignore[arg-type]
+    world.turns()
+    for other in others or ("second",):
+        world.join(other)
+    world.turns()
+    world.train(6)
+    world.turns()
+    assert world.running()
+    return world
+
+
+def test_a_start_is_held_until_the_node_that_was_asked_for_has_come_and_taken_over() -> None:
+    world = machines()
+    world.signal("gpu_lost", "second")
+    world.turns()
+    world.fail(2)
+    world.turns(12)
+    assert world.running() == {} and world.state.active is None, "nothing starts on a node that is broken"
+    world.join("third")
+    world.turns(12)
+    assert placed(world) == {0: "node-0", 1: "node-0", 2: "third", 3: "third"}
+    assert world.state.active is not None and world.state.active.started.resume == 5
+    assert actions(world) == ["evict"] and world.state.nodes["second"].state == "evicted"
+    assert len(events(world, d.NodeArrived)) == len(events(world, d.NodeReady)) == 1
+
+
+def test_a_start_is_held_no_longer_than_that() -> None:
+    world = machines()
+    world.signal("gpu_lost", "second")
+    world.turns()
+    world.fail(2)
+    world.turns(12)
+    world.turn(world.config.ladder.replace_wait_s - 2)
+    assert world.running() == {}
+    world.turn(2.0)
+    world.turns(12)
+    assert world.running() == dict.fromkeys(range(4), 2) and placed(world)[2] == "second"
+    assert actions(world) == ["human"] and len(events(world, d.NobodyCame)) == 1
+
+
+def test_the_node_that_was_asked_for_takes_over_while_training_still_goes_on() -> None:
+    world = machines()
+    world.signal("gpu_lost", "second")
+    world.turns()
+    world.join("third")
+    world.turns(12)
+    assert world.running() == dict.fromkeys(range(4), 2) and placed(world)[2] == "third"
+    assert actions(world) == ["evict"]
+
+
+def test_another_machine_takes_the_place_of_one_that_is_lost() -> None:
+    world = machines()
+    world.back_up(5)
+    world.lose("second")
+    world.turn()
+    world.turn(world.config.machines.broken_s + 1)
+    world.turns()
+    assert world.state.nodes["second"].state == "lost" and world.running() == {}
+    world.join("third")
+    world.turns(12)
+    assert world.running() == dict.fromkeys(range(4), 2) and placed(world)[2] == "third"
+    assert world.state.active is not None and world.state.active.started.resume == 5

@@ -7,8 +7,8 @@ holds the checkpoints of the ranks that it had. One whose `run` was ended and is
 
     settled and short of nodes: `run` on a node ──join──▶ known, its agent may speak ──the ladder enlists it──▶ standby
 
-Once the nodes are settled others are let in only where the job has fewer than it should: strangers, or nodes that were
-lost or evicted, under their own names.
+Once the nodes are settled others are let in only where the job has fewer than it should, not counting those whose place
+another one is wanted for: strangers, or nodes that were lost or evicted, under their own names.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from evertrain.decide.picture import Picture
 from evertrain.decide.state import JobState
 from evertrain.model import records as r
 from evertrain.model.config import MachinesConfig
+from evertrain.model.decisions import WaitForNodes
 from evertrain.model.records import AnyRecord
 from evertrain.model.spec import Seats
 
@@ -75,7 +76,7 @@ def admit(
     if why := _rank_is_taken(state, run.seats, picture, wish, now):
         return Refusal(why)
     seated = state.roster or (run.nodes[0], *(node for node in state.joined if _is_here(state, picture, node, now)))
-    is_short = len(seated) + len(_on_their_way(state, picture, now)) < run.seats.all
+    is_short = len(seated) - len(_to_replace(state)) + len(_on_their_way(state, picture, now)) < run.seats.all
     name = _free_name(state, picture, wish.host, is_short, now)
     if name is None:
         return Refusal(f"job {job} has its {len(seated)} nodes: {', '.join(seated[:8])}")
@@ -93,8 +94,9 @@ def _rank_is_taken(state: JobState, seats: Seats, picture: Picture, wish: Wish, 
         return ""
     if not 0 <= wish.node_rank < seats.all:
         return f"--node-rank {wish.node_rank}: nodes are numbered 0 to {seats.all - 1}"
-    # the number of a node that is out is not held by anybody
-    part = state.roster or state.known_nodes()
+    # the number of a node that is out, or soon will be, is not held by anybody
+    leaving = _to_replace(state)
+    part = tuple(node for node in state.roster or state.known_nodes() if node not in leaving)
     held = {
         seen.node_rank: seen.node
         for seen in state.joined.values()
@@ -126,12 +128,22 @@ def _on_their_way(state: JobState, picture: Picture, now: float) -> list[str]:
     return [node for node in state.joined if node not in out and _is_here(state, picture, node, now)]
 
 
+def _to_replace(state: JobState) -> frozenset[str]:
+    """Who still has a place that another one is wanted for: lost nodes, and those that an incident waits to be rid of."""
+    lost = {node for node in state.roster if node in state.nodes and state.nodes[node].state == "lost"}
+    incident = state.incident
+    undecided = incident.decisions if incident is not None and incident.decided is None else ()
+    waits = (action for one in undecided for action in one.actions if isinstance(action, WaitForNodes))
+    return frozenset(lost.union(*(wait.instead_of for wait in waits)).intersection(state.roster))
+
+
 def arrivals(state: JobState, picture: Picture) -> list[str]:
     """Nodes that are here, do not take part and are not kept out, as far as the job is short of nodes."""
     run = state.run
     if run is None or not state.roster or state.closing:
         return []
-    wanted = (run.seats.all if run.seats is not None else len(run.nodes)) - len(state.roster)
+    all_ = run.seats.all if run.seats is not None else len(run.nodes)
+    wanted = all_ - len(state.roster) + len(_to_replace(state))
     out = (*state.roster, *state.memory.blocked)
     return [node for node in state.known_nodes() if node not in out and picture.connected(node)][: max(0, wanted)]
 

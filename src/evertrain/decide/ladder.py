@@ -222,7 +222,7 @@ def _replaced(
 
 def _awaited(state: JobState) -> tuple[str, ...]:
     """Nodes that are lost, and that the next start waits for, as many as can be replaced now."""
-    if state.active is not None or not state.attempts or state.closing:
+    if state.active is not None or state.closing:
         return ()
     gone = [node for node, seen in state.nodes.items() if seen.state == "lost"]
     return eviction.still_active(state, gone)[: len(state.usable_standbys())]

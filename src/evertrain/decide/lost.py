@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
-from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.config import MachinesConfig
 from evertrain.model.records import AnyRecord
@@ -47,20 +46,10 @@ def look(state: JobState, picture: Picture, config: MachinesConfig, now: float) 
 
 def away(state: JobState, picture: Picture, config: MachinesConfig, node: str, now: float) -> str:
     """Why a node that is needed counts as lost, when a standby could take its place; empty: it does not."""
-    usable = state.usable_standbys()
-    if picture.connected(node) or not usable or not most_are_heard(state, picture):
+    if picture.connected(node) or not state.usable_standbys() or not most_are_heard(state, picture):
         return ""
     silent_s = now - since(state, picture, node)
-    if silent_s < config.broken_s or _is_judged(state, node, state.nodes[usable[0]].time):
-        return ""
-    return f"silent for {silent_s:.0f} s, and no rank runs"
-
-
-def _is_judged(state: JobState, node: str, since_time: float) -> bool:
-    """Whether the ladder knew of the standby when it was asked about this loss."""
-    decisions = state.incident.decisions if state.incident is not None else ()
-    asked = (one for one in decisions if isinstance(one.event, d.AttemptFailed) and node in one.event.nodes)
-    return any(one.time >= since_time for one in asked)
+    return f"silent for {silent_s:.0f} s, and no rank runs" if silent_s >= config.broken_s else ""
 
 
 def most_are_heard(state: JobState, picture: Picture) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from evertrain.decide import answering, closing, incidents
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
-from evertrain.decide.state import Attempt, Incident, JobState, fold
+from evertrain.decide.state import Attempt, Incident, JobState, apply, fold
 from evertrain.detect import exits
 from evertrain.model import decisions as d
 from evertrain.model import records as r
@@ -101,6 +101,10 @@ def waits_for_nodes(state: JobState) -> bool:
 def missing(state: JobState, node: str, because: str, now: float) -> list[AnyRecord]:
     """A node that the next attempt needs does not come back, and a standby can take its place."""
     lost = r.NodeChanged(time=now, node=node, state="lost", because=because)
+    if (incident := state.incident) is not None:
+        # it has been decided how training goes on, and what came of it waits for this node in vain
+        ready = d.NodeReady(time=now, node=state.usable_standbys()[0])
+        return [lost, *answering.answer(apply(state, lost), ready, incident.number)]
     verdict = Blame(
         source="lost",
         fault_time=now,
@@ -110,12 +114,9 @@ def missing(state: JobState, node: str, because: str, now: float) -> list[AnyRec
         nodes=(node,),
         evidence=(f"{node}: {because}",),
     )
-    incident = state.incident
-    records: list[AnyRecord] = [lost]
-    if incident is None:
-        last = state.attempt.number if state.attempt is not None else 0
-        records.append(incidents.opened(state, last, verdict, state.best_step, now))
-    number = incident.number if incident is not None else max(state.incidents, default=0) + 1
+    last = state.attempt.number if state.attempt is not None else 0
+    records = [lost, incidents.opened(state, last, verdict, state.best_step, now)]
+    number = max(state.incidents, default=0) + 1
     event = d.AttemptFailed(
         time=now,
         incident=number,

@@ -282,6 +282,7 @@ def test_an_evicted_node_is_let_back_by_the_user(start: Any, calm: str) -> None:
     assert training.digest(job.folder) == calm
 
 
+@pytest.mark.matrix
 def test_a_node_that_is_drained_is_replaced_without_a_fault(start: Any, calm: str) -> None:
     job = start(sleep=0.2)
     ready(job, "node-2")

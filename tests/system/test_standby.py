@@ -42,6 +42,7 @@ def test_a_spare_node_tests_itself_and_waits_before_the_script(start_job: StartJ
     assert len(list(job.folder.glob("setup-*.json"))) == 2, "no process of the spare node has begun the script"
 
 
+@pytest.mark.matrix
 def test_with_the_barrier_in_init_a_spare_node_has_its_set_up_behind_it(start_job: StartJob) -> None:
     job = start_job("ahead.py", nproc=2, flags=IN_INIT, args=["--setup=0.5", "--steps=80"])
     job.wait_until(lambda seen: early(seen) == "waiting", "its ranks wait in init()")

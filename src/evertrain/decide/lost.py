@@ -57,10 +57,12 @@ def away(state: JobState, picture: Picture, config: MachinesConfig, node: str, n
 
 
 def _is_judged(state: JobState, node: str, since_time: float) -> bool:
-    """Whether the ladder knew of the standby when it was asked about this loss."""
+    """Whether the ladder has been asked about this very loss, and knew of the standby."""
+    if node not in state.nodes or state.nodes[node].state != "lost":
+        return False  # it had been taken for one that is back
     decisions = state.incident.decisions if state.incident is not None else ()
-    asked = (one for one in decisions if isinstance(one.event, d.AttemptFailed) and node in one.event.nodes)
-    return any(one.time >= since_time for one in asked)
+    asked = ((one.time, one.event) for one in decisions if isinstance(one.event, d.AttemptFailed))
+    return any(time >= since_time and event.source == "lost" and node in event.nodes for time, event in asked)
 
 
 def most_are_heard(state: JobState, picture: Picture) -> bool:

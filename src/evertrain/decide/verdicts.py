@@ -112,10 +112,14 @@ def missing(state: JobState, node: str, because: str, now: float) -> list[AnyRec
     )
     incident = state.incident
     records: list[AnyRecord] = [lost]
-    if incident is None:
+    if incident is not None and incident.decided is None:
+        number = incident.number
+    else:
+        # what was decided about another failure says nothing about this one
         last = state.attempt.number if state.attempt is not None else 0
-        records.append(incidents.opened(state, last, verdict, state.best_step, now))
-    number = incident.number if incident is not None else max(state.incidents, default=0) + 1
+        opened = incidents.opened(state, last, verdict, state.best_step, now)
+        records += [*incidents.over(state, now), opened]
+        number = opened.incident
     event = d.AttemptFailed(
         time=now,
         incident=number,

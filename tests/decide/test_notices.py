@@ -49,6 +49,9 @@ def test_without_a_word_from_the_evicted_node_its_ranks_go_on_from_what_others_k
     world.nodes["node-1"].connected = False
     for node in world.nodes.values():
         node.memory = [*node.memory, *(world._copy(rank, 3, 1) for rank in (0, 1) if node.name == "node-0")]
+    world.turns()
+    # its agent may be starting again
+    world.turn(world.config.machines.broken_s + 1)
     world.turns(12)
     assert world.state.active is not None and world.state.active.started.resume == 3
 

@@ -183,7 +183,7 @@ class Cluster:
         for name in names or self.nodes:
             node = self.nodes[name]
             if node.connected:
-                node.order = rounds.order(self.rounds, name, self.config) or node.order
+                node.order = rounds.order(self.rounds, self.state, name, self.config) or node.order
                 self.keep(node)
 
     def turn(self, steps: int = 1) -> None:
@@ -302,6 +302,15 @@ def test_a_node_alone_goes_to_disk_now_and_then() -> None:
     assert len(cluster.rounds.kept) <= 1
 
 
+def test_a_node_without_ranks_has_nothing_to_write() -> None:
+    cluster = Cluster(2, CheckpointConfig(disk_every_s=2.0))
+    while cluster.rounds.disk is None:
+        cluster.turn()
+    mine, other = (rounds.order(cluster.rounds, cluster.state, node, cluster.config) for node in ("n0", "waits"))
+    assert mine is not None and mine.disk == cluster.rounds.disk
+    assert other is not None and other.disk is None
+
+
 def test_a_slow_disk_gets_less_to_do() -> None:
     cluster = Cluster(2, CheckpointConfig(disk_every_s=5.0))
     began: list[float] = []
@@ -333,7 +342,8 @@ def test_after_a_take_over_what_is_safe_is_known_from_the_nodes() -> None:
     cluster.rounds = Rounds()
     cluster.nodes["n1"].connected = False
     cluster.decide()
-    assert rounds.order(cluster.rounds, "n0", cluster.config) is None, "nothing is dropped before all have spoken"
+    order = rounds.order(cluster.rounds, cluster.state, "n0", cluster.config)
+    assert order is None, "nothing is dropped before all have spoken"
     cluster.nodes["n1"].connected = True
     cluster.decide()
     assert cluster.rounds.last == save

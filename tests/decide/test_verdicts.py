@@ -246,3 +246,57 @@ def test_another_machine_takes_the_place_of_one_that_is_lost() -> None:
     world.turns(12)
     assert world.running() == dict.fromkeys(range(4), 2) and placed(world)[2] == "third"
     assert world.state.active is not None and world.state.active.started.resume == 5
+def test_a_standby_that_falls_silent_before_it_has_begun_makes_way_for_the_next() -> None:
+    world = training(nodes=4, standby=2)
+    world.signal("gpu_lost", "node-1")
+    world.nodes["node-2"].connected = False
+    world.turns()
+    assert world.state.active_nodes() == ("node-0", "node-2") and world.state.active is None
+    world.turn(world.config.machines.broken_s + 1)
+    world.turns(12)
+    assert world.state.active_nodes() == ("node-0", "node-3")
+    assert world.running() == dict.fromkeys(range(4), 2)
+    assert [one["nodes"] for one in views.incidents(world.state)] == [["node-1"], ["node-2"]]
+    assert actions(world) == ["evict", "evict"]
+
+
+def test_a_node_that_falls_silent_after_its_failure_was_decided_about_is_replaced() -> None:
+    world = training()
+    world.lose_keeper("node-1")
+    world.turns()
+    world.bring_back("node-1")
+    world.turn()
+    world.nodes["node-1"].connected = False
+    world.turns()
+    assert actions(world) == ["restart"] and world.state.active is None
+    world.turn(world.config.machines.broken_s + 1)
+    world.turns(12)
+    assert world.state.active_nodes() == ("node-0", "node-2")
+    assert actions(world) == ["restart", "evict"]
+
+
+def test_an_evicted_node_whose_agent_starts_again_is_heard_before_training_goes_on() -> None:
+    """What its memory holds may be all that there is."""
+    world = training()
+    world.signal("gpu_lost", "node-1")
+    world.turn()
+    world.nodes["node-1"].connected = False
+    world.turns()
+    assert world.state.nodes["node-1"].state == "evicted" and world.state.active is None
+    world.nodes["node-1"].connected = True
+    world.turns(12)
+    assert world.state.active is not None and world.state.active.started.resume == 5
+
+
+def test_an_evicted_node_that_stays_silent_is_not_waited_for() -> None:
+    world = training()
+    world.back_up(4)
+    world.turns()
+    world.signal("gpu_lost", "node-1")
+    world.turn()
+    world.nodes["node-1"].connected = False
+    world.turns()
+    assert world.state.active is None
+    world.turn(world.config.machines.broken_s + 1)
+    world.turns(12)
+    assert world.state.active is not None and world.state.active.started.resume == 4

@@ -279,7 +279,7 @@ class Conductor:
                 self._spec,
                 config,
                 node,
-                backup_round=rounds.order(self._rounds, node, config.checkpoint),
+                backup_round=rounds.order(self._rounds, self._state, node, config.checkpoint),
                 fetches=fetches.get(node, ()),
                 check=standbys.check_number(self._state, self.picture, node, config, now),
                 reach=standbys.reach(self._state, self.picture, node),

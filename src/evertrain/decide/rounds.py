@@ -117,8 +117,8 @@ def advance(
     return now_at
 
 
-def order(now_at: Rounds, node: str, config: CheckpointConfig) -> RoundOrder | None:
-    """What `node` is to do for it."""
+def order(now_at: Rounds, state: JobState, node: str, config: CheckpointConfig) -> RoundOrder | None:
+    """What `node` is to do for it; one without ranks has nothing of its own to write."""
     if not now_at.known:
         return None
     searching = now_at.attempt and now_at.save is None
@@ -127,7 +127,7 @@ def order(now_at: Rounds, node: str, config: CheckpointConfig) -> RoundOrder | N
         kept=now_at.kept,
         pulls=(now_at.pulls or {}).get(node, ()),
         backups=tuple(save for save in (now_at.last, now_at.save) if save is not None),
-        disk=now_at.disk,
+        disk=now_at.disk if node in state.active_nodes() else None,
         bytes_per_s=config.peer_bytes_per_s,
     )
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from evertrain.decide import closing, lost, planned, resume, storing, verdicts
 from evertrain.decide.picture import Picture
 from evertrain.decide.resume import Resume
-from evertrain.decide.state import JobState
+from evertrain.decide.state import Attempt, JobState
 from evertrain.model import records as r
 from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord
 from evertrain.model.report import Fetch, Peer
 
 _MOST_LINES = 8
+_SPEAKS_S = 5.0
+"""So long a node that was taken out may take to be heard again: an agent that is started again needs a second or two."""
 
 
 def start(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
@@ -20,7 +22,7 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
         return []
     if missing := _not_ready(state, picture):
         return _give_up_waiting(state, picture, config, now, missing)
-    if not resume.all_read(state, picture):
+    if not resume.all_read(state, picture) or _may_speak_yet(state, picture, config, now):
         return []
     assert state.run is not None
     nodes = state.active_nodes()
@@ -63,6 +65,30 @@ def _is_held(state: JobState, now: float) -> bool:
     """Whether it has not been decided yet how training goes on, or storage is given time."""
     undecided = state.incident is not None and state.incident.decided is None
     return undecided or now < state.memory.hold_until
+
+
+def _may_speak_yet(state: JobState, picture: Picture, config: Config, now: float) -> bool:
+    """Whether a node that was taken out and cannot be heard may still say what it holds, and that would help.
+
+    Its agent may just be starting again; what its memory holds may be all that there is.
+    """
+    attempt = state.attempt
+    if attempt is None or attempt.ended is None:
+        return False
+    if now - state.since(attempt.ended.time) > min(_SPEAKS_S, config.machines.broken_s):
+        return False
+    chosen, reached = _chosen(state, picture), attempt.ended.step
+    if chosen is not None and reached is not None and chosen.step >= reached:
+        return False
+    placement = attempt.started.placement
+    stuck = {placement[rank] for rank in picture.stuck(attempt.number)}
+    out = set(placement.values()) - set(state.roster) - stuck
+    return any(state.nodes[node].state == "evicted" and not _has_spoken(picture, node, attempt) for node in out)
+
+
+def _has_spoken(picture: Picture, node: str, attempt: Attempt) -> bool:
+    report = picture.report(node)
+    return report is not None and picture.connected(node) and report.copies_after_attempt >= attempt.number
 
 
 def fetches(state: JobState, picture: Picture, config: Config) -> dict[str, tuple[Fetch, ...]]:

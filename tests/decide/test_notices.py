@@ -6,7 +6,8 @@ import pytest
 
 from evertrain.controller import views
 from evertrain.model.config import Config, LadderConfig
-from evertrain.model.records import AllowAsked, DrainAsked, RestartRequested, StoreCommitted
+from evertrain.model.records import AllowAsked, DrainAsked, RestartRequested
+from evertrain.model.report import Exit
 from evertrain.model.spec import Seats
 from support.world import World
 
@@ -56,29 +57,69 @@ def test_without_a_word_from_the_evicted_node_its_ranks_go_on_from_what_others_k
     assert world.state.active is not None and world.state.active.started.resume == 3
 
 
+def test_nothing_is_ever_begun_anew_without_a_word() -> None:
+    world = training()
+    world.nodes["node-1"].memory = []
+    world.signal("gpu_lost", "node-1")
+    world.turns(12)
+    assert world.state.active is not None and world.state.active.started.resume is None
+    (said,) = world.state.active.started.passed_over
+    assert "started again from nothing after step 5" in said
+
+
+def test_ranks_of_an_evicted_node_that_is_not_heard_are_written_off_at_once() -> None:
+    world = training()
+    world.back_up(5)
+    world.signal("gpu_lost", "node-1")
+    world.nodes["node-1"].connected = False
+    began = world.now
+    world.turns(4)
+    assert world.running() == {0: 2, 1: 2, 2: 2, 3: 2} and world.now - began < 1.0
+    assert world.state.active is not None and world.state.active.started.resume == 5
+
+
 def test_ranks_of_an_evicted_node_that_do_not_end_are_written_off() -> None:
     world = training()
     world.unkillable = {2, 3}
     world.signal("gpu_lost", "node-1")
     world.turns()
     assert world.state.attempt is not None and world.state.attempt.alive() == (2, 3)
-    world.turn(5.1)
+    world.turn(4.0)
+    assert world.state.attempt.ended is None, "they may end yet"
+    world.turn(1.1)
     world.turns()
     assert world.running() == dict.fromkeys(range(4), 2)
     assert "node-1" not in placed(world).values()
 
 
-def test_one_alert_is_told_and_leaves_an_incident_that_is_open_alone() -> None:
-    world = training()
-    world.fail(0)
-    world.turn()
-    opened = world.state.incident
-    assert opened is not None
+@pytest.mark.parametrize("turns", range(5))
+def test_one_alert_is_told_and_leaves_an_incident_that_is_open_alone(turns: int) -> None:
+    calm, world = training(), training()
+    for job in (calm, world):
+        job.end(0, Exit(status=-9, time=job.now))
+        job.turn()
+        assert job.state.incident is not None and job.state.incident.decided is None
+        job.turns(turns)
     world.signal("network_alert", "node-1")
-    world.turns()
+    for job in (calm, world):
+        job.turns(12)
+        job.train(3)
+        job.turns()
     assert newest(world)["action"] == "tolerate" and not newest(world)["open"]
-    assert world.state.incidents[opened.number].closed is None
-    assert world.running() == dict.fromkeys(range(4), 2)
+    assert views.incidents(world.state)[0] == newest(calm), "as if nothing had been seen"
+    assert world.running() == calm.running() == dict.fromkeys(range(4), 2)
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_certain_fault_of_another_node_evicts_it_in_the_middle_of_a_recovery_too(turns: int) -> None:
+    world = training()
+    world.end(0, Exit(status=-9, time=world.now))
+    world.turns(1 + turns)
+    world.signal("gpu_lost", "node-1")
+    world.turns(12)
+    assert placed(world) == {0: "node-0", 1: "node-0", 2: "node-2", 3: "node-2"}
+    assert len(world.running()) == 4 and newest(world)["action"] == "evict"
+    assert world.state.active is not None and world.state.active.started.resume == 5
 
 
 def test_the_second_alert_evicts_with_both_as_evidence() -> None:
@@ -144,22 +185,34 @@ def test_a_drain_is_no_incident_and_uses_no_restart_up() -> None:
     assert world.running() == dict.fromkeys(range(4), 2)
 
 
-def stored(world: World, step: int) -> StoreCommitted:
-    return StoreCommitted(
-        time=world.now, url="s3://b", folder="f", attempt=1, step=step, world_size=4, bytes=1, seconds=1.0
-    )
-
-
 def test_with_a_range_the_job_goes_on_smaller_and_grows_at_the_next_start() -> None:
-    world = training(nodes=2, standby=0, least=1)
-    world.write(stored(world, 4))
+    world = training(nodes=3, standby=0, least=2)
+    world.store(4)
     world.signal("gpu_lost", "node-1")
-    world.turns()
-    assert world.state.active_nodes() == ("node-0",)
+    world.turns(12)
     assert newest(world)["action"] == "evict"
+    assert placed(world) == {0: "node-0", 1: "node-0", 2: "node-2", 3: "node-2"}
+    assert world.state.active is not None and world.state.active.started.resume == 4, "from the store only"
     world.write(AllowAsked(time=world.now, node="node-1", because="repaired"))
+    world.train(4)
     world.turns()
-    assert world.state.standbys() == ("node-1",) and world.state.active_nodes() == ("node-0",)
+    assert world.state.standbys() == ("node-1",) and len(placed(world)) == 4, "nothing is restarted for it"
+    world.store(8)
+    world.fail(0)
+    world.turns(12)
+    assert placed(world) == {0: "node-0", 1: "node-0", 2: "node-2", 3: "node-2", 4: "node-1", 5: "node-1"}
+    assert world.running() == dict.fromkeys(range(6), 3)
+    assert world.state.active.started.resume == 8
+
+
+@pytest.mark.parametrize(("least", "is_stored"), [(None, True), (3, True), (2, False)])
+def test_it_never_gets_smaller_than_it_may_nor_without_a_shared_store(least: int | None, is_stored: bool) -> None:
+    world = training(nodes=3, standby=0, least=least)
+    if is_stored:
+        world.store(4)
+    world.signal("gpu_lost", "node-1")
+    world.turns(12)
+    assert newest(world)["action"] == "human" and world.running() == dict.fromkeys(range(6), 1)
 
 
 @pytest.mark.parametrize("turns", range(1, 7))

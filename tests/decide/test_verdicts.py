@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from evertrain.controller import views
 from evertrain.model import decisions as d
-from evertrain.model.records import Decided
+from evertrain.model.records import Decided, DrainAsked
 from evertrain.model.spec import Seats
 from support.world import World
 
@@ -246,6 +250,8 @@ def test_another_machine_takes_the_place_of_one_that_is_lost() -> None:
     world.turns(12)
     assert world.running() == dict.fromkeys(range(4), 2) and placed(world)[2] == "third"
     assert world.state.active is not None and world.state.active.started.resume == 5
+
+
 def test_a_standby_that_falls_silent_before_it_has_begun_makes_way_for_the_next() -> None:
     world = training(nodes=4, standby=2)
     world.signal("gpu_lost", "node-1")
@@ -256,8 +262,11 @@ def test_a_standby_that_falls_silent_before_it_has_begun_makes_way_for_the_next(
     world.turns(12)
     assert world.state.active_nodes() == ("node-0", "node-3")
     assert world.running() == dict.fromkeys(range(4), 2)
-    assert [one["nodes"] for one in views.incidents(world.state)] == [["node-1"], ["node-2"]]
-    assert actions(world) == ["evict", "evict"]
+    assert actions(world) == ["evict"], "it belongs to the way back from the first loss"
+    assert {node for node, seen in world.state.nodes.items() if seen.state in ("evicted", "lost")} == {
+        "node-1",
+        "node-2",
+    }
 
 
 def test_a_node_that_falls_silent_after_its_failure_was_decided_about_is_replaced() -> None:
@@ -272,7 +281,7 @@ def test_a_node_that_falls_silent_after_its_failure_was_decided_about_is_replace
     world.turn(world.config.machines.broken_s + 1)
     world.turns(12)
     assert world.state.active_nodes() == ("node-0", "node-2")
-    assert actions(world) == ["restart", "evict"]
+    assert actions(world) == ["evict"], "the strongest of what was done about it"
 
 
 def test_an_evicted_node_whose_agent_starts_again_is_heard_before_training_goes_on() -> None:
@@ -300,3 +309,84 @@ def test_an_evicted_node_that_stays_silent_is_not_waited_for() -> None:
     world.turn(world.config.machines.broken_s + 1)
     world.turns(12)
     assert world.state.active is not None and world.state.active.started.resume == 4
+
+
+# -- a controller that takes over ------------------------------------------------------------------------------------
+
+
+def a_gpu_is_lost() -> World:
+    world = training()
+    world.signal("gpu_lost", "node-1")
+    return world
+
+
+def a_machine_is_lost() -> World:
+    world = training()
+    world.back_up(5)
+    world.lose("node-1")
+    return world
+
+
+def a_machine_is_lost_and_the_job_gets_smaller() -> World:
+    world = training(standby=0, least=2)
+    world.store(4)
+    world.lose("node-1")
+    return world
+
+
+def it_hangs_beside_a_reading() -> World:
+    world = training()
+    world.signal("xid_31", "node-1")
+    world.turns()
+    world.hang(2)
+    return world
+
+
+def a_node_is_drained() -> World:
+    world = training()
+    world.write(DrainAsked(time=world.now, node="node-1", because="service"))
+    return world
+
+
+def a_node_is_waited_for_and_comes() -> World:
+    world = machines()
+    world.signal("gpu_lost", "second")
+    world.turns()
+    world.fail(2)
+    world.turn()
+    world.join("node-2")
+    return world
+
+
+@pytest.mark.parametrize("turns", [*range(6), *range(9, 14)])
+@pytest.mark.parametrize(
+    "begin",
+    [
+        a_gpu_is_lost,
+        a_machine_is_lost,
+        a_machine_is_lost_and_the_job_gets_smaller,
+        it_hangs_beside_a_reading,
+        a_node_is_drained,
+        a_node_is_waited_for_and_comes,
+    ],
+)
+def test_a_controller_that_takes_over_goes_on_where_the_other_one_was(begin: Callable[[], World], turns: int) -> None:
+    world = begin()
+    world.turns(turns, 1.0)
+    world.take_over()
+    world.turns(30, 1.0)
+    assert world.state.active_nodes() == ("node-0", "node-2")
+    assert world.running() == dict.fromkeys(range(4), 2)
+    assert sum(one.action == "evict" for one in world.log if isinstance(one, Decided)) == 1
+    assert len(world.state.incidents) == (begin is not a_node_is_drained)
+    assert world.state.active is not None and world.state.active.started.resume in (4, 5)
+
+
+def test_a_lost_node_makes_the_job_smaller_and_the_others_prepare_their_new_numbers() -> None:
+    world = a_machine_is_lost_and_the_job_gets_smaller()
+    world.turn()
+    world.turn(world.config.machines.broken_s + 1)
+    assert world.state.active is None, "node-2 has prepared ranks 4 and 5, and they are 2 and 3 now"
+    world.turns(4)
+    assert placed(world) == {0: "node-0", 1: "node-0", 2: "node-2", 3: "node-2"}
+    assert world.running() == dict.fromkeys(range(4), 2)

@@ -14,7 +14,7 @@ from evertrain.decide import ladder, standbys, starting
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.joining import Wish, admit
-from evertrain.decide.picture import NodePicture, Picture
+from evertrain.decide.picture import NodePicture, Picture, Stored
 from evertrain.decide.state import JobState, apply
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.model.clocks import Clock
@@ -26,6 +26,7 @@ from evertrain.model.records import (
     RunStarted,
     SignalRaised,
     StopRequested,
+    StoreCommitted,
     TermStarted,
 )
 from evertrain.model.report import (
@@ -96,6 +97,7 @@ class Held:
     started: bool = False
     resume: int | None = None
     reached: int | None = None
+    store: bool = False
 
     @property
     def phase(self) -> str:
@@ -148,6 +150,8 @@ class World:
         self.fetches_fail = False
         self.saves_failed: dict[int, int] = {}
         self.losses: dict[int, float] = {}
+        self.stored: tuple[Stored, ...] | None = None
+        """What a look into the shared store shows; None: there is none to look into."""
         self.log: list[AnyRecord] = []
         self.state = JobState()
         started = {
@@ -226,6 +230,13 @@ class World:
                 parts=tuple(part for parts in heads.values() for part in parts),
             )  # fmt: skip
             node.backups = (*node.backups, kept)
+
+    def store(self, step: int) -> None:
+        """The newest attempt's `step` gets into the shared store."""
+        attempt, size, folder = self.state.attempts[-1].number, len(self.state.placement()), f"step-{step}"
+        named = {"folder": folder, "attempt": attempt, "step": step, "world_size": size}
+        self.write(StoreCommitted(time=self.now, url="s3://b", bytes=1, seconds=1.0, **named))  # type: ignore[arg-type]
+        self.stored = (*(self.stored or ()), Stored(life=self.state.life, **named))  # type: ignore[arg-type]
 
     def wipe(self, name: str) -> None:
         """Keeper, ranks, memory and disk of a node; it comes back empty."""
@@ -334,7 +345,7 @@ class World:
             # of who is not heard the last report stands
             report = before.report if before is not None and not node.connected else self.report(node)
             node.heard = NodePicture(report, node.connected, self.now if before is None or changed else before.since)
-        return Picture({name: node.heard for name, node in self.nodes.items() if node.heard is not None})
+        return Picture({name: node.heard for name, node in self.nodes.items() if node.heard is not None}, self.stored)
 
     def report(self, node: Node) -> NodeReport:
         settled = not any(
@@ -391,7 +402,8 @@ class World:
             RankReport(rank=p.rank, pid=p.pid, state=p.state, killed=p.killed, exit=p.exit)  # type: ignore[arg-type]
             for p in held.processes.values()
         )
-        return AttemptReport(attempt=number, phase=held.phase, ranks=ranks, store_port=29000 + number)  # type: ignore[arg-type]
+        port = 29000 + number if held.store else None
+        return AttemptReport(attempt=number, phase=held.phase, ranks=ranks, store_port=port)  # type: ignore[arg-type]
 
     def _page(self, number: int, process: Process) -> PageReport:
         return PageReport(
@@ -416,6 +428,9 @@ class World:
         world_size = len(self.state.placement())
         return Copy(rank=rank, step=step, attempt=attempt, world_size=world_size, tier="memory")
 
+    def _held(self, ranks: tuple[int, ...], *, store: bool) -> Held:
+        return Held({rank: Process(rank, next(self.pids)) for rank in ranks}, store=store)
+
     def _perform(self, node: Node, order: Desired) -> None:
         wanted = {attempt.attempt: attempt for attempt in order.attempts}
         for number in [number for number in node.attempts if number not in wanted]:
@@ -436,13 +451,16 @@ class World:
             # the keeper starts anew what waits
             node.env = order.env
             for number in [number for number, held in node.attempts.items() if not held.started]:
-                node.attempts[number] = Held({rank: Process(rank, next(self.pids)) for rank in order.ranks})
+                node.attempts[number] = self._held(order.ranks, store=node.attempts[number].store)
         for number, attempt in wanted.items():
             held = node.attempts.get(number)
             if attempt.phase == "prepare" and held is None:
-                node.attempts[number] = Held({rank: Process(rank, next(self.pids)) for rank in attempt.ranks})
+                node.attempts[number] = self._held(attempt.ranks, store=attempt.store)
+            elif attempt.phase == "prepare" and held is not None and tuple(held.processes) != attempt.ranks:
+                del node.attempts[number]  # it holds the wrong ones, and is prepared anew
             elif attempt.phase == "go" and held is not None and not held.started:
                 assert attempt.go is not None
+                assert tuple(held.processes) == attempt.ranks, "a keeper refuses to start ranks that it does not hold"
                 held.started, held.resume, held.reached = True, attempt.go.resume, attempt.go.reached
                 for process in held.processes.values():
                     process.state, process.resumed = "running", self.now

@@ -129,7 +129,7 @@ def _on_their_way(state: JobState, picture: Picture, now: float) -> list[str]:
 
 
 def _to_replace(state: JobState) -> frozenset[str]:
-    """Who still has a place that another one is wanted for: lost nodes, and those that an incident waits to be rid of."""
+    """Who has a place that another one is wanted for: lost nodes, and those that an incident waits to be rid of."""
     lost = {node for node in state.roster if node in state.nodes and state.nodes[node].state == "lost"}
     incident = state.incident
     undecided = incident.decisions if incident is not None and incident.decided is None else ()

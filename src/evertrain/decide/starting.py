@@ -162,6 +162,9 @@ def _of_another_size(state: JobState, picture: Picture) -> str:
 def _not_ready(state: JobState, picture: Picture) -> str:
     """Which node keeps the start waiting, and why; empty when all have prepared."""
     nodes = state.active_nodes()
+    wanted: dict[str, set[int]] = {}
+    for rank, node in state.placement().items():
+        wanted.setdefault(node, set()).add(rank)
     for node in nodes:
         report = picture.report(node)
         if report is None or not picture.connected(node):
@@ -173,6 +176,8 @@ def _not_ready(state: JobState, picture: Picture) -> str:
         attempt = picture.attempt(node, state.next_attempt)
         if attempt is None or attempt.phase != "prepared" or (node == nodes[0] and attempt.store_port is None):
             return f"{node}: ranks are not prepared{f' ({attempt.error})' if attempt and attempt.error else ''}"
+        if {one.rank for one in attempt.ranks} != wanted[node]:
+            return f"{node}: ranks are prepared under the numbers that they had before"
         if any(rank.state != "waiting" for rank in attempt.ranks):
             return f"{node}: a prepared rank has ended"
     return ""

@@ -115,7 +115,7 @@ def missing(state: JobState, node: str, because: str, now: float) -> list[AnyRec
         evidence=(f"{node}: {because}",),
     )
     last = state.attempt.number if state.attempt is not None else 0
-    records = [lost, incidents.opened(state, last, verdict, state.best_step, now)]
+    records: list[AnyRecord] = [lost, incidents.opened(state, last, verdict, state.best_step, now)]
     number = max(state.incidents, default=0) + 1
     event = d.AttemptFailed(
         time=now,

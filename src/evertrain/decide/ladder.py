@@ -209,15 +209,24 @@ def node_ready(state: JobState, event: NodeReady, policy: Policy) -> tuple[AnyAc
 def _replaced(
     state: JobState, event: NodeReady, policy: Policy, incident: Incident, wait: WaitForNodes
 ) -> tuple[AnyAction, ...]:
-    nodes = eviction.still_active(state, wait.instead_of)
+    nodes = _still_to_go(state, incident, wait)
     if not nodes:
-        return (Restart(because=f"{listed(wait.instead_of)} went in the meantime: nothing is waited for any more"),)
+        because = f"{listed(wait.instead_of)} went or was let off in the meantime: nothing is waited for any more"
+        return (Restart(because=because),)
     ready = len(state.usable_standbys())
     if ready < len(nodes):
         because = f"{event.node} is ready: {ready} of {len(nodes)} nodes that incident {incident.number} waits for"
         return (Tolerate(node=event.node, because=because),)
     removal = Removal(nodes=nodes, why=_asked_for(incident, wait), evidence=wait.evidence, may_wait=False)
     return eviction.remove(state, policy, event.time, removal)
+
+
+def _still_to_go(state: JobState, incident: Incident, wait: WaitForNodes) -> tuple[str, ...]:
+    """Of the nodes that others are waited for in place of: those that are there, and that nobody has let off."""
+    nodes = eviction.still_active(state, wait.instead_of)
+    if incident.opened.source != "signal":
+        return nodes
+    return tuple(node for node in nodes if node in state.memory.faults)
 
 
 def _awaited(state: JobState) -> tuple[str, ...]:
@@ -232,7 +241,7 @@ def nobody_came(state: JobState, event: NobodyCame, policy: Policy) -> tuple[Any
     """The wait is over: what can be replaced is, and training goes on."""
     incident = state.incidents.get(event.incident)
     wait = _wait_of(incident) if incident is not None else None
-    nodes = eviction.still_active(state, wait.instead_of) if wait is not None else ()
+    nodes = _still_to_go(state, incident, wait) if incident is not None and wait is not None else ()
     if incident is None or wait is None or not nodes:
         return (Restart(because=f"incident {event.incident}: nothing is waited for any more: restart in place"),)
     why = f"{_asked_for(incident, wait)}; too few nodes came in {policy.ladder.replace_wait_s:.0f} s"

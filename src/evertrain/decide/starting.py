@@ -13,7 +13,7 @@ from evertrain.model.report import Fetch, Peer
 
 _MOST_LINES = 8
 _SPEAKS_S = 5.0
-"""So long a node that was taken out may take to be heard again: an agent that is started again needs a second or two."""
+"""So long a node that was taken out may take to be heard again: an agent that starts again needs a second or two."""
 
 
 def start(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:

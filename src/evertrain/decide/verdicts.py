@@ -78,16 +78,16 @@ _RUNGS: dict[type[d.Action], d.Rung] = {d.Inspect: "inspect", d.RollBack: "roll_
 
 def _for_nodes(state: JobState, incident: Incident, wait: d.WaitForNodes, now: float) -> list[AnyRecord]:
     told = {one.event.node for one in incident.decisions if isinstance(one.event, d.NodeReady)}
-    for node in state.usable_standbys():
-        if node not in told:
-            return answering.answer(state, d.NodeReady(time=now, node=node), incident.number)
-    if now < wait.until:
+    new = next((node for node in state.usable_standbys() if node not in told), None)
+    if new is None and now < wait.until:
         return []
-    records = answering.answer(state, d.NobodyCame(time=now, incident=incident.number), incident.number)
-    if state.active is not None and state.active.ending is None and len(records) == 1:
-        # it has trained all the time, and goes on
-        records.append(r.IncidentClosed(time=now, incident=incident.number, first_new_step=None, passed_time=None))
-    return records
+    event = d.NodeReady(time=now, node=new) if new is not None else d.NobodyCame(time=now, incident=incident.number)
+    decided, *more = answering.answer(state, event, incident.number)
+    trains_on = state.active is not None and state.active.ending is None and not more
+    if trains_on and apply(state, decided).incidents[incident.number].decided is not None:
+        # it has trained all the time
+        more = [r.IncidentClosed(time=now, incident=incident.number, first_new_step=None, passed_time=None)]
+    return [decided, *more]
 
 
 def waits_for_nodes(state: JobState) -> bool:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from evertrain.controller import views
 from evertrain.decide import planned
-from evertrain.decide.conduct import steps
+from evertrain.decide.progress import steps
 from evertrain.model.config import Config, RestartConfig
 from evertrain.model.records import (
     AttemptEnding,

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from evertrain.controller import views
 from evertrain.decide import planned
-from evertrain.decide.conduct import steps
 from evertrain.decide.planned import Refusal
+from evertrain.decide.progress import steps
 from evertrain.model import records as r
 from evertrain.model.config import Config, RestartConfig
 from evertrain.model.report import Comparison, Difference, Exit

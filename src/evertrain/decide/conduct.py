@@ -28,6 +28,7 @@ from evertrain.decide import (
     verdicts,
 )
 from evertrain.decide.picture import Picture
+from evertrain.decide.progress import steps
 from evertrain.decide.state import Attempt, JobState
 from evertrain.detect import exits
 from evertrain.model import records as r
@@ -314,14 +315,3 @@ def _made_progress(
         return state.best_step is None or step > state.best_step
     ran_s = max(end.ended_time for end in attempt.ends.values()) - attempt.started.time
     return (lasted_s if relative else ran_s) >= config.restart.progress_s
-
-
-def steps(attempt: Attempt, picture: Picture) -> tuple[int | None, int]:
-    """How far the attempt has come: the highest absolute step of any rank, and the highest relative one."""
-    pages = picture.pages(attempt.number).values()
-    absolute = [page.step for page in pages if page.step is not None]
-    mark = attempt.progress
-    if mark is not None and mark.step is not None:
-        absolute.append(mark.step)
-    relative = max((page.relative_step for page in pages), default=mark.relative_step if mark else 0)
-    return max(absolute, default=None), relative

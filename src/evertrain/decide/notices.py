@@ -12,6 +12,7 @@ from typing import Any
 from evertrain.decide import answering, incidents, joining, standbys
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
+from evertrain.decide.progress import steps
 from evertrain.decide.state import JobState
 from evertrain.detect import readings
 from evertrain.model import decisions as d
@@ -25,7 +26,7 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
     if not state.policy or not state.roster or state.closing:
         return []
     if state.signals:
-        return _signal(state, state.signals[0], now)
+        return _signal(state, picture, state.signals[0], now)
     for event in _asked(state, now):
         return answering.answer(state, event)
     for event in (*_arrivals(state, picture, now), *_tests(state, picture, config, now)):
@@ -39,19 +40,21 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
 # -- signs of trouble --------------------------------------------------------------------------------------------------
 
 
-def _signal(state: JobState, raised: r.SignalRaised, now: float) -> list[AnyRecord]:
+def _signal(state: JobState, picture: Picture, raised: r.SignalRaised, now: float) -> list[AnyRecord]:
     seen: dict[str, Any] = {"time": now, "node": raised.node, "evidence": raised.evidence}
     grade = readings.grade(raised.signal)
     if grade == "fault":
-        return _incident_of(state, raised, d.NodeFault(signal=raised.signal, **seen))
+        return _incident_of(state, picture, raised, d.NodeFault(signal=raised.signal, **seen))
     if grade == "network":
-        return _incident_of(state, raised, d.NetworkAlert(signal=raised.signal, **seen))
+        return _incident_of(state, picture, raised, d.NetworkAlert(signal=raised.signal, **seen))
     if grade == "reading":
         return answering.answer(state, d.HardwareReading(signal=raised.signal, **seen))
     return answering.answer(state, d.SensorBlind(sensor=raised.signal, **seen))
 
 
-def _incident_of(state: JobState, raised: r.SignalRaised, event: d.NodeFault | d.NetworkAlert) -> list[AnyRecord]:
+def _incident_of(
+    state: JobState, picture: Picture, raised: r.SignalRaised, event: d.NodeFault | d.NetworkAlert
+) -> list[AnyRecord]:
     """What is acted upon, or knowingly not, is an incident: one that is over at once where nothing is done."""
     now, number = event.time, max(state.incidents, default=0) + 1
     decided = answering.decision(state, event, number)
@@ -67,7 +70,7 @@ def _incident_of(state: JobState, raised: r.SignalRaised, event: d.NodeFault | d
         evidence=evict.evidence if evict is not None else (raised.evidence,),
     )
     number_of_attempt = attempt.number if attempt is not None else 0
-    step = attempt.progress.step if attempt is not None and attempt.progress is not None else state.best_step
+    step = steps(attempt, picture)[0] if attempt is not None else state.best_step
     opened = incidents.opened(state, number_of_attempt, verdict, step, now, tolerated=not acts)
     if acts:
         return [*incidents.over(state, now), opened, decided, *answering.consequences(state, decided)]

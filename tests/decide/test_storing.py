@@ -150,6 +150,13 @@ def test_a_job_that_went_back_stores_its_new_steps() -> None:
     assert begun.upload is not None and (begun.upload.attempt, begun.upload.step) == (2, 30)
 
 
+def test_an_upload_that_a_later_attempt_has_gone_back_behind_is_given_up() -> None:
+    begun = advance(Storing(), state(attempt(1)), picture(both(10)), 1100.0)
+    assert begun.upload is not None
+    assert advance(begun, state(attempt(1), attempt(2, resume=10)), picture(both(10)), 1101.0).upload == begun.upload
+    assert advance(begun, state(attempt(1), attempt(2, resume=9)), picture(), 1101.0).upload is None
+
+
 def test_a_step_that_only_memory_has_waits_until_it_is_on_the_disks() -> None:
     seen = state(attempt(1))
     waiting = advance(Storing(), seen, picture(both(7), tier="memory"), 1100.0)

@@ -67,6 +67,8 @@ def advance(
     wanted = settings(state, picture)
     if state.closing or state.ended is not None or wanted is None or state.run is None:
         return replace(before, upload=None)
+    if before.upload is not None and not resume.rules(state).allow((before.upload.attempt, before.upload.step)):
+        return replace(before, upload=None)  # a later attempt has gone back behind it: nobody will go on from there
     if before.upload is not None:
         return _watch(before, before.upload, picture, config, now)
     if now < before.not_before or not _is_due(state, picture, wanted, now):

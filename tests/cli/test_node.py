@@ -109,6 +109,8 @@ def test_a_job_that_another_machine_serves_is_left_to_it(
         (("allow", "x"), 1, "job job does not let x back: x was not evicted from this job; evicted are node-1"),
         (("drain", "node-0"), 1, "job job does not run; there is nothing to take node-0 out of"),
         (("drain",), 2, "NODE is missing"),
+        (("drain", ""), 2, "NODE is missing: a name as"),
+        (("--job", "x"), 2, "what about the nodes? `evertrain node {list,allow,drain}` comes before --job"),
         (("list", "node-0"), 2, "unexpected argument 'node-0'"),
         (("evict", "node-0"), 2, "unknown command node evict"),
         (("alow", "node-0"), 2, "unknown command node alow; did you mean allow?"),

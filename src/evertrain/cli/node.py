@@ -42,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
         print(HELP % "\n".join(f"  {name:<8}{what}" for name, what in WHAT.items()), end="")
         return 0 if argv else 2
     command = argv[0]
+    if command.startswith("-"):
+        raise UsageError(f"what about the nodes? `evertrain node {{{','.join(commands)}}}` comes before {command}")
     if command not in commands:
         raise UsageError(f"unknown command node {command}{did_you_mean(command, commands)}")
     parser = look.parser(f"node {command}", WHAT[command])
@@ -49,6 +51,8 @@ def main(argv: Sequence[str]) -> int:
         parser.add_argument("node", metavar="NODE", help="its name, as `evertrain node list` shows it")
     parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
     args = parser.read(argv[1:])
+    if not getattr(args, "node", "x"):
+        raise UsageError("NODE is missing: a name as `evertrain node list` shows it")
     commands[command](look.find(args.job, args.run_dir), getattr(args, "node", ""), args.json)
     return 0
 

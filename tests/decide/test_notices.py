@@ -150,6 +150,22 @@ def test_a_fault_of_the_standby_does_not_touch_training() -> None:
     assert world.state.nodes["node-2"].state == "evicted" and world.state.standby == 0
 
 
+def test_a_node_that_had_to_stay_goes_as_soon_as_a_standby_is_ready() -> None:
+    world = training(standby=1)
+    world.nodes["node-2"].disk_is_dead = True
+    world.signal("gpu_lost", "node-2")
+    world.turns()
+    assert world.state.standby == 0
+    world.signal("gpu_lost", "node-1")
+    world.turns()
+    assert newest(world)["action"] == "human" and set(world.running().values()) == {1}
+    world.write(AllowAsked(time=world.now, node="node-2", because="repaired"))
+    world.nodes["node-2"].disk_is_dead = False
+    world.turns(16)
+    assert newest(world)["action"] == "evict" and newest(world)["nodes"] == ["node-1"]
+    assert placed(world)[2] == "node-2" and world.running() == dict.fromkeys(range(4), 2)
+
+
 def test_an_evicted_node_returns_by_its_test_when_it_was_quiet() -> None:
     world = training(config=Config(ladder=LadderConfig(quiet_s=100.0, test_every_s=20.0)))
     for _ in range(2):

@@ -29,6 +29,8 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
         return _signal(state, picture, state.signals[0], now)
     for event in _asked(state, now):
         return answering.answer(state, event)
+    if late := _replaceable_now(state, picture, now):
+        return late
     for event in (*_arrivals(state, picture, now), *_tests(state, picture, config, now)):
         decided = answering.decision(state, event)
         # a node that stays out, again and again, is no news: one a minute would fill the log
@@ -76,6 +78,19 @@ def _incident_of(
         return [*incidents.over(state, now), opened, decided, *answering.consequences(state, decided)]
     # it disturbs nothing that is going on
     return [opened, decided, r.IncidentClosed(time=now, incident=number, first_new_step=None, passed_time=None)]
+
+
+def _replaceable_now(state: JobState, picture: Picture, now: float) -> list[AnyRecord]:
+    """A node is known to be broken and had to stay, and a standby has become ready since."""
+    if not state.memory.faults or state.active is None or state.active.ending is not None:
+        return []
+    broken = [fault for node, fault in state.memory.faults.items() if node in state.active_nodes()]
+    for fault in broken if state.usable_standbys() else ():
+        event = d.NodeFault(time=now, node=fault.node, signal=fault.signal, evidence=fault.evidence)
+        if answering.evicted_ranks_of(state, answering.decision(state, event)):
+            again = r.SignalRaised(time=now, node=fault.node, signal=fault.signal, evidence=fault.evidence)
+            return _incident_of(state, picture, again, event)
+    return []
 
 
 def _category(signal: str) -> str:

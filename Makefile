@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-demo: install ## trains a GPT on 4 ranks, kills two of them on the way, compares the result bit for bit
+demo: install ## trains a GPT on 4 ranks through a kill, a hang and an eviction, compares the result bit for bit
 	$(BIN)/python examples/demo.py
 
 lint: install ## ruff: rules and format; import-linter: who may import whom

@@ -1,4 +1,5 @@
-"""The demonstration behind `make demo`: a GPT is trained twice, once in peace, once with two ranks killed on the way.
+"""The demonstration behind `make demo`: a GPT is trained twice, once in peace, once with a rank killed, a rank that hangs,
+and a node evicted on the way.
 
 Ends with `bit-identical: yes` and exit code 0 only if both end with the very same parameters.
 """
@@ -16,14 +17,16 @@ HERE = Path(__file__).resolve().parent
 EVERTRAIN = Path(sys.executable).with_name("evertrain")
 RUNS = Path(".evertrain/demo")
 STEPS = 120
-KILLS = ("kill:rank=2@step=40", "kill:rank=0@save=80")
+FAULTS = ("kill:rank=0@save=30", "hang:rank=1@step=60", "gpu-lost:node=1@step=90")
+NODES = ("--local-nodes=3", "--nnodes=2", "--standby=1", "--nproc-per-node=2")
+"""Two nodes with two ranks each, and a third one that stands by."""
 
 
 def train(job: str, *flags: str) -> tuple[int, str]:
-    """Train with 4 ranks; the exit code and the hash of the final parameters."""
+    """Train with four ranks; the exit code and the hash of the final parameters."""
     out = RUNS / f"{job}.sha256"
     out.unlink(missing_ok=True)
-    command = [EVERTRAIN, "run", "--nproc-per-node=4", f"--run-dir={RUNS}", f"--job={job}", "--fresh", *flags]
+    command = [EVERTRAIN, "run", f"--run-dir={RUNS}", f"--job={job}", "--fresh", *flags]
     script = [HERE / "train_gpt.py", f"--steps={STEPS}", "--evaluate-every=60", f"--out={out}"]
     print(f"\n$ evertrain {' '.join(map(str, [*command[1:], *script]))}", flush=True)
     status = subprocess.run([*command, *script]).returncode
@@ -40,22 +43,22 @@ def main() -> int:
     shutil.rmtree(RUNS, ignore_errors=True)  # incidents of earlier demonstrations
     RUNS.mkdir(parents=True)
     print("1. Training in peace.")
-    peace_status, peace = train("in-peace")
-    print("\n2. The same training; one rank is killed in the middle of a step, another while it saves.")
-    kills = [word for kill in KILLS for word in ("--inject", kill)]
-    killed_status, killed = train("with-kills", *kills)
+    peace_status, peace = train("in-peace", "--nproc-per-node=4")
+    print("\n2. The same training on two nodes and a spare one: a rank is killed while it saves, another one hangs, and a")
+    print("   node loses its GPU and is evicted.")
+    faults = [word for fault in FAULTS for word in ("--inject", fault)]
+    hurt_status, hurt = train("with-faults", *NODES, *faults)
 
     print("\n3. What happened, and what it cost:")
-    print(look("incidents", "with-kills"))
-    print(look("status", "with-kills"))
-    incidents = json.loads(look("incidents", "with-kills", "--json"))
-    ranks_killed = [incident["ranks"] for incident in incidents]
+    print(look("incidents", "with-faults"))
+    print(look("status", "with-faults"))
+    incidents = json.loads(look("incidents", "with-faults", "--json"))
+    done = [incident["action"] for incident in incidents]
 
-    identical = (
-        peace_status == killed_status == 0 and ranks_killed == [[2], [0]] and peace == killed and len(peace) == 64
-    )
-    print(f"final parameters in peace:   sha256 {peace}")
-    print(f"final parameters with kills: sha256 {killed}")
+    as_told = peace_status == hurt_status == 0 and done == ["restart", "restart", "evict"]
+    identical = as_told and peace == hurt and len(peace) == 64
+    print(f"final parameters in peace:    sha256 {peace}")
+    print(f"final parameters with faults: sha256 {hurt}")
     print(f"{len(incidents)} incidents, both runs in {time.monotonic() - began:.0f} s")
     print(f"bit-identical: {'yes' if identical else 'no'}")
     return 0 if identical else 1

@@ -24,4 +24,4 @@ def test_the_demonstration_ends_with_the_same_bits(tmp_path: Path) -> None:
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert demo.stdout.splitlines()[-1] == "bit-identical: yes"
-    assert "rank 2 on node-0" in demo.stdout and "rank 0 on node-0" in demo.stdout
+    assert "rank 0 on node-0" in demo.stdout and "node-1 is evicted" in demo.stderr

@@ -1,5 +1,4 @@
-"""The demonstration behind `make demo`: a GPT is trained twice, once in peace, once with a rank killed, a rank that hangs,
-and a node evicted on the way.
+"""The demonstration behind `make demo`: a GPT is trained twice, once in peace, once through a kill, a hang and an eviction.
 
 Ends with `bit-identical: yes` and exit code 0 only if both end with the very same parameters.
 """
@@ -44,8 +43,8 @@ def main() -> int:
     RUNS.mkdir(parents=True)
     print("1. Training in peace.")
     peace_status, peace = train("in-peace", "--nproc-per-node=4")
-    print("\n2. The same training on two nodes and a spare one: a rank is killed while it saves, another one hangs, and a")
-    print("   node loses its GPU and is evicted.")
+    print("\n2. The same training on two nodes and a spare one: a rank is killed while it saves, another one")
+    print("   hangs, and a node loses its GPU and is evicted.")
     faults = [word for fault in FAULTS for word in ("--inject", fault)]
     hurt_status, hurt = train("with-faults", *NODES, *faults)
 

@@ -1,4 +1,4 @@
-"""The demonstration behind `make demo`: a GPT is trained twice, once in peace, once through a kill, a hang, an eviction.
+"""The demonstration behind `make demo`: a GPT is trained twice, in peace and through a kill, a hang and an eviction.
 
 Ends with `bit-identical: yes` and exit code 0 only if both end with the very same parameters.
 """

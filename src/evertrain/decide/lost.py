@@ -25,7 +25,7 @@ def look(state: JobState, picture: Picture, config: MachinesConfig, now: float) 
         return []
     alive = attempt.alive_by_node()
     silent_s = {node: now - since(state, picture, node) for node in alive if not picture.connected(node)}
-    broken = {node for node, length_s in silent_s.items() if length_s >= config.broken_s}
+    broken = {node for node, length_s in silent_s.items() if length_s >= _broken_s(config)}
     if not broken or not most_are_heard(state, picture):
         return []
     if not _saw_it_go(attempt, [now - silent_s[node] for node in broken]):
@@ -49,7 +49,12 @@ def away(state: JobState, picture: Picture, config: MachinesConfig, node: str, n
     if picture.connected(node) or not state.usable_standbys() or not most_are_heard(state, picture):
         return ""
     silent_s = now - since(state, picture, node)
-    return f"silent for {silent_s:.0f} s, and no rank runs" if silent_s >= config.broken_s else ""
+    return f"silent for {silent_s:.0f} s, and no rank runs" if silent_s >= _broken_s(config) else ""
+
+
+def _broken_s(config: MachinesConfig) -> float:
+    """Who wants to know of a loss sooner where ranks merely stand still wants so where connections have broken."""
+    return min(config.broken_s, config.lost_s)
 
 
 def most_are_heard(state: JobState, picture: Picture) -> bool:

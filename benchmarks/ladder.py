@@ -16,7 +16,8 @@ import time
 from collections import defaultdict
 
 from evertrain.decide import ladder
-from evertrain.decide.state import JobState, apply
+from evertrain.decide.applying import apply
+from evertrain.decide.state import JobState
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.decisions import AnyEvent, Policy

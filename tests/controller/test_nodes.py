@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from evertrain.controller import node_views, server
 from evertrain.controller.conductor import Conductor
 from evertrain.controller.store import EventStore, read_log
-from evertrain.decide import state as states
+from evertrain.decide.applying import apply, fold
 from evertrain.decide.memory import Blocked, Memory
 from evertrain.decide.picture import NodePicture
-from evertrain.decide.state import apply
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.report import Check, Desired, NodeReport, Report, SelfCheck
@@ -197,7 +196,7 @@ async def test_between_two_runs_the_wish_goes_into_the_log(tmp_path: Path) -> No
     assert await asyncio.to_thread(node_views.allow_later, tmp_path / "events.db", "node-1", "new GPU", 5.0) == ""
     last = read_log(tmp_path / "events.db")[-1]
     assert last == r.AllowAsked(time=world.now, node="node-1", because="new GPU")
-    state = apply(states.fold(read_log(tmp_path / "events.db")), replace(world.run, run_id="again", time=9e9))
+    state = apply(fold(read_log(tmp_path / "events.db")), replace(world.run, run_id="again", time=9e9))
     assert state.asked == (last,)
     why_not = await asyncio.to_thread(node_views.allow_later, tmp_path / "events.db", "node-0", "", 5.0)
     assert why_not == "node-0 is part of the job and nothing keeps it out"

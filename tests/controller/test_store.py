@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from evertrain.controller import store as store_module
 from evertrain.controller.store import EventStore, read_log
-from evertrain.decide.state import fold
+from evertrain.decide.applying import fold
 from evertrain.model.records import AnyRecord, NodeChanged, RunStarted, TermStarted
 from evertrain.model.report import Identity
 

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from evertrain.controller import views
+from evertrain.decide.applying import fold
 from evertrain.decide.picture import NodePicture, Picture
-from evertrain.decide.state import fold
 from evertrain.model import records as r
 from evertrain.model.report import Identity, NodeReport, PageReport
 from support.world import World

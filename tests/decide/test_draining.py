@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from evertrain.decide import draining
+from evertrain.decide.applying import apply
 from evertrain.decide.memory import Blocked, Memory
 from evertrain.decide.picture import Picture
-from evertrain.decide.state import JobState, apply
+from evertrain.decide.state import JobState
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.records import AnyRecord

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from evertrain.decide.applying import apply, fold
 from evertrain.decide.conduct import decide
 from evertrain.decide.joining import Refusal, Wish, admit, arrivals, missing, node_name, settle
 from evertrain.decide.memory import Blocked, Memory
 from evertrain.decide.picture import NodePicture, Picture
-from evertrain.decide.state import JobState, apply, fold
+from evertrain.decide.state import JobState
 from evertrain.model import records as r
 from evertrain.model.config import Config, MachinesConfig
 from evertrain.model.decisions import Enlist, Evict, NodeFault, WaitForNodes

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from evertrain.decide import ladder
+from evertrain.decide.applying import apply, fold
 from evertrain.decide.eviction import full_size
 from evertrain.decide.replay import replay
-from evertrain.decide.state import JobState, apply, fold
+from evertrain.decide.state import JobState
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.config import LadderConfig

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from evertrain.decide import resume, rounds
+from evertrain.decide.applying import apply
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.rounds import Placed, Rounds, Shard
-from evertrain.decide.state import JobState, apply
+from evertrain.decide.state import JobState
 from evertrain.model import records as r
 from evertrain.model.config import CheckpointConfig
 from evertrain.model.report import Backup, Copy, Identity, NodeReport, PageReport, Part, Pinned, RoundOrder, Save

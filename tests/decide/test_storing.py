@@ -7,9 +7,10 @@ from typing import Literal
 import pytest
 
 from evertrain.decide import storing
+from evertrain.decide.applying import fold
 from evertrain.decide.picture import NodePicture, Picture, Stored
 from evertrain.decide.resume import Resume
-from evertrain.decide.state import JobState, fold
+from evertrain.decide.state import JobState
 from evertrain.decide.storing import Storing
 from evertrain.model.config import CheckpointConfig
 from evertrain.model.records import AttemptStarted, RunStarted, StopRequested, StoreCommitted, TermStarted

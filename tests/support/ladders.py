@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from evertrain.decide import ladder
-from evertrain.decide.state import JobState, apply
+from evertrain.decide.applying import apply
+from evertrain.decide.state import JobState
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.decisions import AnyAction, Policy

@@ -19,7 +19,7 @@ import pytest
 
 from evertrain.controller import accounts
 from evertrain.controller.store import read_log
-from evertrain.decide.state import fold
+from evertrain.decide.applying import fold
 from evertrain.model.records import AnyRecord, JobEnded, RunStarted
 
 ENDS_S, ENDS_FRACTION = 0.3, 0.01

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from evertrain.decide import ladder, standbys, starting
+from evertrain.decide.applying import apply
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.joining import Wish, admit
 from evertrain.decide.picture import NodePicture, Picture, Stored
-from evertrain.decide.state import JobState, apply
+from evertrain.decide.state import JobState
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.model.clocks import Clock
 from evertrain.model.config import Config

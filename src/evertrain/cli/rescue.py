@@ -16,7 +16,8 @@ from typing import NamedTuple
 from evertrain.checkpoint import disk, slots
 from evertrain.checkpoint.slots import SlotInfo
 from evertrain.decide import resume
-from evertrain.decide.state import JobState, fold
+from evertrain.decide.applying import fold
+from evertrain.decide.state import JobState
 
 
 class Rescue(NamedTuple):

@@ -99,7 +99,7 @@ def _history(job: str | None, root: Path | None) -> tuple[History, str]:
 def _nodes(job: KnownJob) -> int:
     """How many nodes of the job train; of one that has shrunk, how many should."""
     from evertrain.controller.store import read_log
-    from evertrain.decide.state import fold
+    from evertrain.decide.applying import fold
 
     run = look.read(job, lambda file: fold(read_log(file))).run
     if run is None:

@@ -21,7 +21,8 @@ from evertrain.controller.clocks import clock_of_term
 from evertrain.controller.conductor import Conductor
 from evertrain.controller.store import EventStore, read_log
 from evertrain.decide import ladder
-from evertrain.decide.state import JobState, apply, fold
+from evertrain.decide.applying import apply, fold
+from evertrain.decide.state import JobState
 from evertrain.keeper.children import boot_id
 from evertrain.model.records import AnyRecord, PolicyAdopted, RunStarted, TermStarted
 from evertrain.model.spec import ControllerSpec

@@ -20,12 +20,13 @@ from evertrain.controller import views
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
 from evertrain.decide import answering, draining, joining, planned, rounds, standbys, starting, verdicts
+from evertrain.decide.applying import apply
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.progress import steps
 from evertrain.decide.rounds import Placed, Rounds, Shard
-from evertrain.decide.state import JobState, apply
+from evertrain.decide.state import JobState
 from evertrain.model import version
 from evertrain.model.records import (
     AllowAsked,

@@ -27,7 +27,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from evertrain.decide.state import Attempt, Incident, JobState, apply
+from evertrain.decide.applying import apply
+from evertrain.decide.state import Attempt, Incident, JobState
 from evertrain.model.records import AnyRecord, Progress, RunStarted
 
 Phase = Literal["productive", "start", "detect", "locate", "failover", "recompute", "stop"]

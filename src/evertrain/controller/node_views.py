@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from evertrain.controller.store import append_to, read_log
 from evertrain.decide import draining
+from evertrain.decide.applying import fold
 from evertrain.decide.memory import Blocked
 from evertrain.decide.picture import Picture
-from evertrain.decide.state import Attempt, JobState, fold
+from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import LadderConfig
 from evertrain.model.records import AllowAsked
 

@@ -15,9 +15,10 @@ from msgspec.structs import asdict
 from evertrain.controller import ledger, node_views
 from evertrain.controller.store import read_log
 from evertrain.decide import joining, planned, resume, storing
+from evertrain.decide.applying import fold
 from evertrain.decide.picture import Picture
 from evertrain.decide.progress import steps
-from evertrain.decide.state import Attempt, Incident, JobState, fold
+from evertrain.decide.state import Attempt, Incident, JobState
 from evertrain.model.decisions import AskHuman, stronger
 from evertrain.model.records import StoreCommitted
 from evertrain.model.report import PageReport

@@ -60,7 +60,7 @@ def refusal(state: JobState, picture: Picture, node: str) -> str:
         return ""
     if attempt is None:
         return "its ranks have not been started yet"
-    if any(_state(state, one) == "standby" and picture.connected(one) for one in state.standbys()):
+    if any(picture.connected(one) for one in state.usable_standbys()):
         return ""
     return _cannot_shrink(state, node)
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from evertrain.decide.state import JobState, apply
+from evertrain.decide.applying import apply
+from evertrain.decide.state import JobState
 from evertrain.model import records as r
 from evertrain.model.decisions import Evict
 from evertrain.model.records import AnyRecord

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 import msgspec
 
 from evertrain.decide import eviction, failures, observed
-from evertrain.decide import state as job
+from evertrain.decide.applying import apply
 from evertrain.decide.eviction import Removal, listed, role
 from evertrain.decide.state import Incident, JobState
 from evertrain.model.config import Config
@@ -74,7 +74,7 @@ def policy_hash(policy: Policy) -> str:
 def step(state: JobState, event: AnyEvent, policy: Policy) -> tuple[JobState, tuple[AnyAction, ...]]:
     """Decide, and the state after the decision has been written down."""
     decided = decision(state, event, policy, state.policy)
-    return job.apply(state, decided), decided.actions
+    return apply(state, decided), decided.actions
 
 
 def decision(state: JobState, event: AnyEvent, policy: Policy, policy_hash: str) -> Decided:

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import msgspec
 
 from evertrain.decide import ladder
-from evertrain.decide.state import JobState, apply
+from evertrain.decide.applying import apply
+from evertrain.decide.state import JobState
 from evertrain.model.decisions import AnyAction
 from evertrain.model.records import AnyRecord, Decided
 

@@ -9,9 +9,10 @@ Every wait has its deadline here.
 from __future__ import annotations
 
 from evertrain.decide import answering, closing, incidents
+from evertrain.decide.applying import apply, fold
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
-from evertrain.decide.state import Attempt, Incident, JobState, apply, fold
+from evertrain.decide.state import Attempt, Incident, JobState
 from evertrain.detect import exits
 from evertrain.model import decisions as d
 from evertrain.model import records as r

@@ -28,7 +28,7 @@ from zlib import crc32
 from evertrain.agent.fetching import Fetching
 from evertrain.checkpoint import sums, transfer
 from evertrain.checkpoint.backups import Shelf
-from evertrain.model.report import Fetch, Peer
+from evertrain.model.copies import Fetch, Peer
 from evertrain.worker import slots
 
 MEMORY = Path("/dev/shm")

@@ -11,7 +11,8 @@ import pytest
 
 from evertrain.agent import watch
 from evertrain.agent.node import NodeView
-from evertrain.model.report import Compare, Copy, Desired, DesiredAttempt
+from evertrain.model.copies import Copy
+from evertrain.model.report import Compare, Desired, DesiredAttempt
 from evertrain.model.spec import AgentSpec
 from evertrain.worker import page, slots
 

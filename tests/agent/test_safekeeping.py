@@ -13,7 +13,8 @@ import pytest
 from evertrain.agent import pulling
 from evertrain.agent.safekeeping import Safekeeping
 from evertrain.checkpoint import backups, slots
-from evertrain.model.report import Desired, Fetch, NodeReport, Part, Peer, Pull, RoundOrder
+from evertrain.model.copies import Fetch, Part, Peer, Pull, RoundOrder
+from evertrain.model.report import Desired, NodeReport
 from evertrain.model.spec import AgentSpec
 from evertrain.worker import pins, room
 from evertrain.worker import slots as layout

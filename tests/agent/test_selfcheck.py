@@ -15,7 +15,8 @@ import pytest
 
 from evertrain.agent import selfcheck
 from evertrain.agent.selfcheck import SelfChecks
-from evertrain.model.report import Check, Desired, Peer
+from evertrain.model.copies import Peer
+from evertrain.model.report import Check, Desired
 from evertrain.model.spec import AgentSpec
 
 READY = {"starter": {"wanted": "zygote", "mode": "zygote", "state": "ready", "reason": ""}}

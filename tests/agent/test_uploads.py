@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from evertrain.agent.uploads import Uploads
 from evertrain.checkpoint import content, disk
-from evertrain.model.report import UploadOrder
+from evertrain.model.copies import UploadOrder
 from evertrain.model.spec import AgentSpec
 from support.slots import slot
 

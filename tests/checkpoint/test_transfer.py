@@ -16,7 +16,7 @@ from evertrain.checkpoint import disk, heads
 from evertrain.checkpoint.backups import Shelf
 from evertrain.checkpoint.heads import Damaged
 from evertrain.checkpoint.transfer import Arriving, Client, Lost, Refused, Server, Stop, Stopped
-from evertrain.model.report import Part, Peer
+from evertrain.model.copies import Part, Peer
 from evertrain.worker import slots as layout
 from support.slots import slot
 

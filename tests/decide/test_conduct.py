@@ -14,6 +14,7 @@ from evertrain.controller import views
 from evertrain.decide import planned
 from evertrain.decide.progress import steps
 from evertrain.model.config import Config, RestartConfig
+from evertrain.model.copies import Copy
 from evertrain.model.records import (
     AttemptEnding,
     AttemptStarted,
@@ -24,7 +25,7 @@ from evertrain.model.records import (
     SignalRaised,
     TermStarted,
 )
-from evertrain.model.report import Copy, Exit, RankError
+from evertrain.model.report import Exit, RankError
 from support.world import LOST, World
 
 BUG = RankError(type="ValueError", message="boom", file="/t.py", line=7, step=3)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from evertrain.decide.resume import Resume, Rules, choose, elsewhere, survives_any_node
-from evertrain.model.report import Backup, Copy, Failed, NodeReport, Part, Pinned
+from evertrain.model.copies import Backup, Copy, Failed, Part, Pinned
+from evertrain.model.report import NodeReport
 
 
 def copy(

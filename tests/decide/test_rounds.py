@@ -17,7 +17,8 @@ from evertrain.decide.rounds import Placed, Rounds, Shard
 from evertrain.decide.state import JobState
 from evertrain.model import records as r
 from evertrain.model.config import CheckpointConfig
-from evertrain.model.report import Backup, Copy, Identity, NodeReport, PageReport, Part, Pinned, RoundOrder, Save
+from evertrain.model.copies import Backup, Copy, Part, Pinned, RoundOrder, Save
+from evertrain.model.report import Identity, NodeReport, PageReport
 
 STEP_S = 0.1
 KEEPER = Identity(1, 1)

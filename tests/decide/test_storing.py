@@ -13,8 +13,9 @@ from evertrain.decide.resume import Resume
 from evertrain.decide.state import JobState
 from evertrain.decide.storing import Storing
 from evertrain.model.config import CheckpointConfig
+from evertrain.model.copies import Copy, StoreSettings, UploadReport
 from evertrain.model.records import AttemptStarted, RunStarted, StopRequested, StoreCommitted, TermStarted
-from evertrain.model.report import Copy, NodeReport, StoreSettings, UploadReport
+from evertrain.model.report import NodeReport
 
 CONFIG = CheckpointConfig()
 NODES = ("node-0", "node-1")

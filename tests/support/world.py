@@ -20,6 +20,7 @@ from evertrain.decide.state import JobState
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.model.clocks import Clock
 from evertrain.model.config import Config
+from evertrain.model.copies import Backup, Copy, Failed, Part
 from evertrain.model.records import (
     AnyRecord,
     NodeJoined,
@@ -32,17 +33,13 @@ from evertrain.model.records import (
 )
 from evertrain.model.report import (
     AttemptReport,
-    Backup,
     Check,
     Comparison,
-    Copy,
     Desired,
     Exit,
-    Failed,
     Identity,
     NodeReport,
     PageReport,
-    Part,
     RankError,
     RankReport,
     SelfCheck,

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from evertrain.checkpoint.heads import Damaged, Head
 from evertrain.checkpoint.transfer import Arriving, Client, Refused, Stop, Stopped
-from evertrain.model.report import Fetch, Peer
+from evertrain.model.copies import Fetch, Peer
 from evertrain.worker import mapping, pins, room
 from evertrain.worker import slots as layout
 

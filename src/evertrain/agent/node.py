@@ -13,10 +13,10 @@ from evertrain.agent import failures, losses
 from evertrain.agent.watch import Watch
 from evertrain.checkpoint import disk, slots, store
 from evertrain.model.activity import RankActivity
+from evertrain.model.copies import Copy, StoreSettings
 from evertrain.model.report import (
     AttemptReport,
     Comparison,
-    Copy,
     Desired,
     Early,
     Exit,
@@ -25,7 +25,6 @@ from evertrain.model.report import (
     PageReport,
     RankReport,
     Starter,
-    StoreSettings,
 )
 from evertrain.model.spec import AgentSpec
 from evertrain.observe import pages

@@ -7,7 +7,7 @@ import os
 
 from evertrain.checkpoint.backups import PARTIAL, Shelf
 from evertrain.checkpoint.transfer import Arriving, Client
-from evertrain.model.report import Part, Pull
+from evertrain.model.copies import Part, Pull
 from evertrain.worker import mapping, room
 
 

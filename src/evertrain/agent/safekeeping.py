@@ -26,7 +26,8 @@ from evertrain.checkpoint.backups import Shelf
 from evertrain.checkpoint.heads import Damaged, Gone
 from evertrain.checkpoint.slots import SlotInfo
 from evertrain.checkpoint.transfer import Client, Refused, Server, Stop, Stopped
-from evertrain.model.report import Desired, Failed, Fetch, Peer, Pinned, Pull, RoundOrder, Save
+from evertrain.model.copies import Failed, Fetch, Peer, Pinned, Pull, RoundOrder, Save
+from evertrain.model.report import Desired
 from evertrain.model.spec import AgentSpec
 from evertrain.worker import pins
 from evertrain.worker.pins import Pins

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from evertrain.agent.node import TIGHT_BYTES
 from evertrain.agent.safekeeping import give_way
-from evertrain.model.report import Check, Desired, Peer, SelfCheck
+from evertrain.model.copies import Peer
+from evertrain.model.report import Check, Desired, SelfCheck
 from evertrain.model.spec import AgentSpec
 from evertrain.worker import mapping, room
 

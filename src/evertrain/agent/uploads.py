@@ -19,7 +19,7 @@ from pathlib import Path
 
 from evertrain.checkpoint import disk
 from evertrain.keeper.interpreter import PACKAGE_PARENT
-from evertrain.model.report import UploadOrder, UploadReport
+from evertrain.model.copies import UploadOrder, UploadReport
 from evertrain.model.spec import AgentSpec
 
 _log = logging.getLogger(__name__)

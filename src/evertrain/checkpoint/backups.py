@@ -18,7 +18,7 @@ from typing import NamedTuple
 from evertrain.checkpoint import disk, heads, slots
 from evertrain.checkpoint.heads import Damaged, Gone, Head
 from evertrain.checkpoint.slots import SlotInfo
-from evertrain.model.report import Backup, Part, Save
+from evertrain.model.copies import Backup, Part, Save
 from evertrain.worker import slots as layout
 from evertrain.worker.slots import SlotHeader
 

@@ -19,7 +19,7 @@ from zlib import crc32
 from evertrain.checkpoint import slots
 from evertrain.checkpoint.slots import SlotInfo
 from evertrain.checkpoint.sums import of_chunk
-from evertrain.model.report import Save
+from evertrain.model.copies import Save
 from evertrain.worker import slots as layout
 
 KEPT = 3

@@ -19,7 +19,7 @@ import msgspec
 
 from evertrain.checkpoint import sums
 from evertrain.checkpoint.content import Directory
-from evertrain.model.report import Part
+from evertrain.model.copies import Part
 from evertrain.worker import slots as layout
 from evertrain.worker.slots import SlotHeader
 

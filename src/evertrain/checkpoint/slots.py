@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from evertrain.model.report import Copy
+from evertrain.model.copies import Copy
 from evertrain.worker import slots as layout
 
 _RANK = re.compile(r"r\d+")

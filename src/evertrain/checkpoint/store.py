@@ -9,7 +9,7 @@ import os
 
 import msgspec
 
-from evertrain.model.report import StoreSettings
+from evertrain.model.copies import StoreSettings
 from evertrain.worker import slots as layout
 from evertrain.worker import store_files
 from evertrain.worker.store_files import Folder, Manifest, StoreError

@@ -31,7 +31,7 @@ from aiohttp import web
 from evertrain.checkpoint import heads, sums
 from evertrain.checkpoint.backups import Found
 from evertrain.checkpoint.heads import Damaged, Gone, Head
-from evertrain.model.report import Part, Peer, Save
+from evertrain.model.copies import Part, Peer, Save
 from evertrain.worker.slots import CHUNK_BYTES, pack_sums
 
 _log = logging.getLogger(__name__)

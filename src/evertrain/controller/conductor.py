@@ -28,6 +28,7 @@ from evertrain.decide.progress import steps
 from evertrain.decide.rounds import Placed, Rounds, Shard
 from evertrain.decide.state import JobState
 from evertrain.model import version
+from evertrain.model.copies import Fetch
 from evertrain.model.records import (
     AllowAsked,
     AnyRecord,
@@ -38,7 +39,7 @@ from evertrain.model.records import (
     SignalRaised,
     StopRequested,
 )
-from evertrain.model.report import Desired, Fetch, NodeReport, Report
+from evertrain.model.report import Desired, NodeReport, Report
 from evertrain.model.spec import ControllerSpec
 from evertrain.platforms import choice
 

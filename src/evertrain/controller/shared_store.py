@@ -18,8 +18,8 @@ from evertrain.decide import storing
 from evertrain.decide.picture import Picture, Stored
 from evertrain.decide.state import JobState
 from evertrain.decide.storing import Storing, Upload
+from evertrain.model.copies import StoreSettings, UploadOrder
 from evertrain.model.records import AnyRecord, StoreCommitted
-from evertrain.model.report import StoreSettings, UploadOrder
 from evertrain.model.spec import ControllerSpec
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from evertrain.decide.closing import at_rest, flush_step
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import Config
-from evertrain.model.report import Desired, DesiredAttempt, Fetch, Go, Peer, RankOrder, RoundOrder
+from evertrain.model.copies import Fetch, Peer, RoundOrder
+from evertrain.model.report import Desired, DesiredAttempt, Go, RankOrder
 from evertrain.model.spec import ControllerSpec
 
 

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
-from evertrain.model.report import Copy, NodeReport, Save
+from evertrain.model.copies import Copy, Save
+from evertrain.model.report import NodeReport
 
 Tier = Literal["memory", "disk", "store"]
 Holders = Mapping[int, tuple[str, ...]]

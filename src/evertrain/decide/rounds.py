@@ -26,7 +26,8 @@ from evertrain.decide.picture import Picture
 from evertrain.decide.starting import peer_of
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import CheckpointConfig
-from evertrain.model.report import NodeReport, Part, Pinned, Pull, RoundOrder, Save
+from evertrain.model.copies import Part, Pinned, Pull, RoundOrder, Save
+from evertrain.model.report import NodeReport
 
 AHEAD_S, AHEAD_STEPS = 1.0, 2
 """So far ahead of the ranks a step is chosen: the order must be there before any of them has passed it."""

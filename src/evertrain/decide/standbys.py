@@ -15,7 +15,8 @@ from evertrain.decide.picture import Picture
 from evertrain.decide.state import JobState
 from evertrain.model import records as r
 from evertrain.model.config import Config
-from evertrain.model.report import NodeReport, Peer, SelfCheck
+from evertrain.model.copies import Peer
+from evertrain.model.report import NodeReport, SelfCheck
 
 _MOST_PEERS = 8
 """So many other nodes are tried: thousands that are reached by each of many standbys would prove no more."""

@@ -8,8 +8,8 @@ from evertrain.decide.resume import Resume
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model import records as r
 from evertrain.model.config import Config
+from evertrain.model.copies import Fetch, Peer
 from evertrain.model.records import AnyRecord
-from evertrain.model.report import Fetch, Peer
 
 _MOST_LINES = 8
 _SPEAKS_S = 5.0

@@ -19,7 +19,7 @@ from evertrain.decide.picture import Picture, Stored
 from evertrain.decide.resume import Resume
 from evertrain.decide.state import JobState
 from evertrain.model.config import CheckpointConfig
-from evertrain.model.report import StoreSettings, UploadOrder
+from evertrain.model.copies import StoreSettings, UploadOrder
 
 _RETRY_AT_MOST_S = 1800.0
 _FAILURES = 2

@@ -1,7 +1,7 @@
 """What is worth remembering of a job? The event log, one frozen record a line.
 
-The controller's whole knowledge is a fold over these records (`decide.applying`), so a controller that died is rebuilt by
-reading them again, and any incident can be replayed in a test. A record is written before it is acted on.
+The controller's whole knowledge is a fold over these records (`decide.applying`), so a controller that died is rebuilt
+by reading them again, and any incident can be replayed in a test. A record is written before it is acted on.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from evertrain.checkpoint import store
 from evertrain.decide import storing
+from evertrain.decide.applying import fold
 from evertrain.decide.picture import Picture, Stored
 from evertrain.decide.state import JobState
 from evertrain.decide.storing import Storing, Upload
@@ -54,6 +55,8 @@ class SharedStore:
             return []
         self._list(wanted, state)
         records = self._committed(wanted, state, now)
+        # what is in the store since a moment ago is not due once more
+        state = fold(records, state)
         root = store.root(wanted.url, self._spec.job)
         self._memory = storing.advance(self._memory, state, picture, self._spec.config.checkpoint, root, now)
         upload = self._memory.upload

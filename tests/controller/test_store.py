@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import sqlalchemy as sa
 from evertrain.controller import store as store_module
 from evertrain.controller.store import EventStore, read_log
 from evertrain.decide.applying import fold
-from evertrain.model.records import AnyRecord, NodeChanged, RunStarted, TermStarted
+from evertrain.model.decisions import Policy
+from evertrain.model.records import AnyRecord, NodeChanged, PolicyAdopted, RunStarted, TermStarted
 from evertrain.model.report import Identity
 
 
@@ -68,6 +70,21 @@ async def test_a_log_beside_which_nothing_can_be_written_is_read(
     # the writer is still there, so the record is in the write-ahead log only
     assert read_log(database) == [node("node-0")]
     store.close()
+
+
+async def test_a_log_with_settings_of_another_version_is_read(tmp_path: Path) -> None:
+    store, adopted = EventStore(tmp_path / "events.db"), PolicyAdopted(time=1.0, hash="abc", policy=Policy())
+    await store.append([adopted])
+    store.close()
+    with sqlite3.connect(tmp_path / "events.db") as database:
+        (written,) = database.execute("SELECT data FROM events").fetchone()
+        tree = json.loads(written)
+        tree["policy"]["ladder"]["patience_s"] = 5.0
+        tree["policy"]["restart"]["once"] = True
+        del tree["policy"]["ladder"]["quiet_s"]
+        database.execute("UPDATE events SET data = ?", (json.dumps(tree).encode(),))
+    database.close()
+    assert read_log(tmp_path / "events.db") == [adopted]
 
 
 async def test_an_unwritable_store_is_said_and_made_good_later(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Which knobs are there, and what are their defaults? One Struct a topic; durations in seconds.
 
-`--config file.yaml` fills this tree; a key that is not here is refused with the nearest known name.
+`--config file.yaml` fills this tree; a key that is not here is refused there, with the nearest known name. The Structs
+themselves pass it over: parts of the tree stand in event logs, and those of other versions have to be read.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Literal
 import msgspec
 
 
-class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RestartConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When a job goes on and when it ends."""
 
     no_progress_attempts: int = 3
@@ -27,7 +28,7 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """So long may a node that is needed stay away, or a process that nothing ends, before the job ends."""
 
 
-class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HangConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long without a step is too long."""
 
     still_limit_s: float = 10.0
@@ -53,7 +54,7 @@ class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     once, as ByteRobust does."""
 
 
-class LadderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LadderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What it takes to evict a node, and what happens to it then."""
 
     alerts_to_evict: int = 2
@@ -90,7 +91,7 @@ class LadderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """... evicted twice within so long, it returns only by `evertrain node allow`."""
 
 
-class MachinesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MachinesConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A job on several machines."""
 
     join_s: float = 600.0
@@ -104,7 +105,7 @@ class MachinesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A silent node is lost after so long already where connections to its ranks have broken."""
 
 
-class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where new nodes come from, when the job is short of them."""
 
     request_command: str = ""
@@ -114,7 +115,7 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """So long may it take before it is ended."""
 
 
-class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How the agents look and talk."""
 
     heartbeat_s: float = 1.0
@@ -123,7 +124,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """So often it looks at the telemetry pages of its ranks."""
 
 
-class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where checkpoints go from the memory of their own node, and how often."""
 
     peers: bool = True
@@ -150,7 +151,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """So long is the store waited for at the start of a run; after that the event log alone says what it holds."""
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The whole tree."""
 
     grace_s: float = 25.0

@@ -17,7 +17,7 @@ from evertrain.controller import node_views, server
 from evertrain.controller.conductor import Conductor
 from evertrain.controller.store import EventStore, read_log
 from evertrain.decide.applying import apply, fold
-from evertrain.decide.memory import Blocked, Memory
+from evertrain.decide.memory import Blocked, Eviction, Memory
 from evertrain.decide.picture import NodePicture
 from evertrain.model import decisions as d
 from evertrain.model import records as r
@@ -47,7 +47,7 @@ def drained(world: World) -> None:
 
 
 def seen(world: World, node: str) -> Json:
-    return next(one for one in node_views.nodes(world.state, world.picture()) if one["id"] == node)
+    return next(one for one in node_views.nodes(world.state, world.picture(), world.now) if one["id"] == node)
 
 
 # -- what is said ----------------------------------------------------------------------------------------------------
@@ -55,7 +55,8 @@ def seen(world: World, node: str) -> Json:
 
 def test_nodes_that_take_part() -> None:
     world = training()
-    states = [(one["id"], one["state"], one["ranks"]) for one in node_views.nodes(world.state, world.picture())]
+    nodes = node_views.nodes(world.state, world.picture(), world.now)
+    states = [(one["id"], one["state"], one["ranks"]) for one in nodes]
     assert states == [("node-0", "active", [0, 1]), ("node-1", "active", [2, 3]), ("node-2", "standby", [])]
     assert seen(world, "node-0")["self_check"] is None and seen(world, "node-0")["returns"] == ""
 
@@ -65,7 +66,7 @@ def test_the_last_self_check() -> None:
     checks = (Check(name="memory", passed=True), Check(name="disk", passed=False, detail="3 % free: make room"))
     report = NodeReport(node="node-2", self_check=SelfCheck(number=1, checks=checks))
     picture = replace(world.picture(), nodes={"node-2": NodePicture(report, True, 0.0)})
-    found = node_views.nodes(world.state, picture)[2]["self_check"]
+    found = node_views.nodes(world.state, picture, world.now)[2]["self_check"]
     assert found == {"passed": False, "checks": 2, "failed": ["disk: 3 % free: make room"]}
 
 
@@ -86,22 +87,26 @@ def test_a_node_that_was_taken_out_is_out_when_training_is_back_without_it() -> 
 
 
 @pytest.mark.parametrize(
-    ("blocked", "returns"),
+    ("is_certain", "evicted_days_ago", "returns"),
     [
-        (OUT, "by `evertrain node allow x` only: no test of ours can clear it"),
+        (True, (0,), "by `evertrain node allow x` only: no test of ours can clear it"),
+        (False, (6, 0), "by `evertrain node allow x` only: it was evicted 2 times within 7 days"),
         (
-            replace(OUT, is_certain=False, times=2),
-            "by `evertrain node allow x` only: it was evicted 2 times within 7 days",
-        ),
-        (
-            replace(OUT, is_certain=False),
+            False,
+            (8, 0),
             "as a standby once it passes its test and nothing was seen of it for 600 s, or by `evertrain node allow x`",
         ),
     ],
 )
-def test_of_a_node_that_is_out_it_is_said_how_it_comes_back(blocked: Blocked, returns: str) -> None:
+def test_of_a_node_that_is_out_it_is_said_how_it_comes_back(
+    is_certain: bool, evicted_days_ago: tuple[int, ...], returns: str
+) -> None:
     world = training()
-    world.state = replace(world.state, memory=Memory(blocked={"x": blocked}))
+    evictions = tuple(
+        Eviction(time=world.now - days * 86400, nodes=("x",), incident=None, counted=True) for days in evicted_days_ago
+    )
+    blocked = {"x": replace(OUT, is_certain=is_certain)}
+    world.state = replace(world.state, memory=Memory(blocked=blocked, evictions=evictions))
     node = seen(world, "x")
     assert (node["state"], node["since"], node["because"], node["returns"]) == ("evicted", 1500.0, "gpu lost", returns)
 

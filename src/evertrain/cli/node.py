@@ -75,7 +75,7 @@ def _seen(job: KnownJob) -> list[Json]:
         return live
     from evertrain.controller import node_views
 
-    return look.read(job, node_views.nodes_of)
+    return look.read(job, lambda log: node_views.nodes_of(log, time.time()))
 
 
 def _show(nodes: list[Json]) -> None:

@@ -20,7 +20,7 @@ class _Wish(msgspec.Struct, forbid_unknown_fields=True):
 
 def routes(conductor: Conductor) -> list[web.RouteDef]:
     async def listed(request: web.Request) -> web.Response:
-        return web.json_response(node_views.nodes(conductor.state, conductor.picture))
+        return web.json_response(node_views.nodes(conductor.state, conductor.picture, conductor.now()))
 
     async def allow(request: web.Request) -> web.Response:
         return await ask(request, AllowAsked)

@@ -8,9 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from evertrain.controller.store import append_to, read_log
-from evertrain.decide import draining
+from evertrain.decide import draining, eviction
 from evertrain.decide.applying import fold
-from evertrain.decide.memory import Blocked
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import LadderConfig
@@ -19,9 +18,9 @@ from evertrain.model.records import AllowAsked
 Json = dict[str, Any]
 
 
-def nodes_of(database: Path) -> list[Json]:
+def nodes_of(database: Path, now: float) -> list[Json]:
     """The nodes of a job that no controller serves."""
-    return nodes(fold(read_log(database)), Picture())
+    return nodes(fold(read_log(database)), Picture(), now)
 
 
 def allow_later(database: Path, node: str, because: str, now: float) -> str:
@@ -34,10 +33,10 @@ def allow_later(database: Path, node: str, because: str, now: float) -> str:
     return refusal
 
 
-def nodes(state: JobState, picture: Picture) -> list[Json]:
+def nodes(state: JobState, picture: Picture, now: float) -> list[Json]:
     """All that take part, in rank order, then standbys, then those that are out, from this run or an earlier one."""
     names = dict.fromkeys((*state.known_nodes(), *state.memory.blocked))
-    return [_node(state, picture, node) for node in names]
+    return [_node(state, picture, node, now) for node in names]
 
 
 def node_state(state: JobState, node: str) -> str:
@@ -46,7 +45,7 @@ def node_state(state: JobState, node: str) -> str:
     return "evicted" if node in state.memory.blocked and node not in state.roster else "joining"
 
 
-def _node(state: JobState, picture: Picture, node: str) -> Json:
+def _node(state: JobState, picture: Picture, node: str, now: float) -> Json:
     changed, blocked = state.nodes.get(node), state.memory.blocked.get(node)
     wish = next((one for one in state.asked if one.node == node), None)
     answer = state.answers.get(node)
@@ -56,7 +55,7 @@ def _node(state: JobState, picture: Picture, node: str) -> Json:
         "ranks": [rank for rank, placed in state.placement().items() if placed == node] if state.run else [],
         "since": changed.time if changed is not None else blocked.since if blocked is not None else None,
         "because": blocked.because if blocked is not None else changed.because if changed is not None else "",
-        "returns": _returns(node, blocked, _policy(state)) if blocked is not None else "",
+        "returns": _returns(state, node, now) if blocked is not None else "",
         "self_check": _self_check(picture, node),
         "asked": None if wish is None else "allow" if isinstance(wish, AllowAsked) else "drain",
         "answer": None if answer is None else {"time": answer.time, "action": answer.action, "because": answer.because},
@@ -68,15 +67,16 @@ def _policy(state: JobState) -> LadderConfig:
     return state.policies[state.policy].ladder if state.policy in state.policies else LadderConfig()
 
 
-def _returns(node: str, blocked: Blocked, config: LadderConfig) -> str:
+def _returns(state: JobState, node: str, now: float) -> str:
     """How a node that is out comes back."""
+    blocked, config = state.memory.blocked[node], _policy(state)
     by_hand = f"by `evertrain node allow {node}` only"
     if blocked.is_drained:
         return f"{by_hand}: it was drained"
     if blocked.is_certain:
         return f"{by_hand}: no test of ours can clear it"
-    if blocked.times > 1:
-        return f"{by_hand}: it was evicted {blocked.times} times within {config.human_window_s / 86400:g} days"
+    if too_often := eviction.evicted_too_often(state.memory, node, now, config):
+        return f"{by_hand}: it was {too_often}"
     return (
         f"as a standby once it passes its test and nothing was seen of it for {config.quiet_s:g} s, "
         f"or by `evertrain node allow {node}`"

@@ -230,14 +230,19 @@ def stays_out(memory: Memory, event: NodeTested, config: LadderConfig) -> str:
         return f"it was taken out by the user ({out.because}); {allow}"
     if out.is_certain:
         return f"no test of ours can clear it ({out.because}); {allow}"
-    window_s = config.human_window_s
-    times = sum(node in one.nodes and one.time >= event.time - window_s for one in memory.evictions)
-    if times >= MOST_TIMES:
-        return f"evicted {times} times within {window_s / 86400:.0f} days; {allow}"
+    if too_often := evicted_too_often(memory, node, event.time, config):
+        return f"{too_often}; {allow}"
     quiet_s = event.time - _last_seen(memory, node, out.since)
     if quiet_s < config.quiet_s:
         return f"its test passed; quiet for {quiet_s:.0f} of {config.quiet_s:.0f} s"
     return ""
+
+
+def evicted_too_often(memory: Memory, node: str, now: float, config: LadderConfig) -> str:
+    """How often within the window, where somebody has to let it back; else empty."""
+    window_s = config.human_window_s
+    times = sum(node in one.nodes and one.time >= now - window_s for one in memory.evictions)
+    return f"evicted {times} times within {window_s / 86400:g} days" if times >= MOST_TIMES else ""
 
 
 def _last_seen(memory: Memory, node: str, since: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,7 @@ class Controller:
     def __init__(self, *views: Json | type[Exception]) -> None:
         self._views = list(views)
         self.posted: list[str] = []
+        self.slept: list[float] = []
 
     def post(self, path: str, wish: Json) -> Json:
         self.posted.append(path)
@@ -162,10 +164,10 @@ class Controller:
 @pytest.fixture
 def served(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Controller]:
     monkeypatch.setattr(look, "lives", lambda job: True)
-    monkeypatch.setattr(look, "POLL_S", 0.001)
 
     def by(*views: Json | type[Exception]) -> Controller:
         controller = Controller(*views)
+        monkeypatch.setattr(time, "sleep", controller.slept.append)
         monkeypatch.setattr(client, "of_run_dir", lambda folder: controller)
         return controller
 
@@ -188,6 +190,7 @@ def test_a_drain_waits_until_the_node_is_out_and_training_is_back(
         "node-1 is out of job job, and training goes on: drained: node-2 takes over its ranks\n"
     )
     assert controller.posted == ["/v1/nodes/node-1/drain"]
+    assert len(controller.slept) == 4 and min(controller.slept) >= 0.5, "of thousands of nodes that is a lot to ask for"
 
 
 def test_a_wish_that_died_with_its_controller_is_repeated(

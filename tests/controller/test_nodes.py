@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,14 @@ def test_of_a_node_that_is_out_it_is_said_how_it_comes_back(
     world.state = replace(world.state, memory=Memory(blocked=blocked, evictions=evictions))
     node = seen(world, "x")
     assert (node["state"], node["since"], node["because"], node["returns"]) == ("evicted", 1500.0, "gpu lost", returns)
+
+
+def test_thousands_of_nodes_are_listed_at_once() -> None:
+    world = World(1300, nproc=8, standby=20)
+    began = time.process_time()
+    nodes = node_views.nodes(world.state, world.picture(), world.now)
+    assert time.process_time() - began < 0.3, "the controller does nothing else meanwhile"
+    assert nodes[-21]["ranks"] == [*range(1279 * 8, 1280 * 8)] and nodes[-20]["ranks"] == []
 
 
 # -- what can be asked -----------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ Each takes --job NAME, --run-dir DIR and --json.
 
 DRAINED_S = 600.0
 """So long a node that is being taken out is waited for."""
+POLL_S = 0.5
+"""So often: with thousands of nodes the answer, about all of them, is work for the controller."""
 ANSWERED_S = 10.0
 """So long it may take until it is decided that a node may come back."""
 
@@ -200,4 +202,4 @@ def _wait(job: KnownJob, node: str, over: Callable[[Json], bool], limit_s: float
                 ) from None
         if not lives:
             raise TroubleError(f"job {job.job} ended before {node} was out or back")
-        time.sleep(look.POLL_S)
+        time.sleep(POLL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ def allow_later(database: Path, node: str, because: str, now: float) -> str:
 def nodes(state: JobState, picture: Picture, now: float) -> list[Json]:
     """All that take part, in rank order, then standbys, then those that are out, from this run or an earlier one."""
     names = dict.fromkeys((*state.known_nodes(), *state.memory.blocked))
-    return [_node(state, picture, node, now) for node in names]
+    ranks = state.ranks_by_node() if state.run else {}
+    out = _out(state, names)
+    return [_node(state, picture, node, now, ranks.get(node, ()), is_out=node in out) for node in names]
 
 
 def node_state(state: JobState, node: str) -> str:
@@ -45,21 +48,21 @@ def node_state(state: JobState, node: str) -> str:
     return "evicted" if node in state.memory.blocked and node not in state.roster else "joining"
 
 
-def _node(state: JobState, picture: Picture, node: str, now: float) -> Json:
+def _node(state: JobState, picture: Picture, node: str, now: float, ranks: tuple[int, ...], *, is_out: bool) -> Json:
     changed, blocked = state.nodes.get(node), state.memory.blocked.get(node)
     wish = next((one for one in state.asked if one.node == node), None)
     answer = state.answers.get(node)
     return {
         "id": node,
         "state": node_state(state, node),
-        "ranks": [rank for rank, placed in state.placement().items() if placed == node] if state.run else [],
+        "ranks": list(ranks),
         "since": changed.time if changed is not None else blocked.since if blocked is not None else None,
         "because": blocked.because if blocked is not None else changed.because if changed is not None else "",
         "returns": _returns(state, node, now) if blocked is not None else "",
         "self_check": _self_check(picture, node),
         "asked": None if wish is None else "allow" if isinstance(wish, AllowAsked) else "drain",
         "answer": None if answer is None else {"time": answer.time, "action": answer.action, "because": answer.because},
-        "is_out": _is_out(state, node),
+        "is_out": is_out,
     }
 
 
@@ -96,14 +99,14 @@ def _self_check(picture: Picture, node: str) -> Json | None:
     }
 
 
-def _is_out(state: JobState, node: str) -> bool:
-    """Whether the node has left and training is back without it; where steps cannot be seen, a start has to do."""
-    if node in state.roster:
-        return False
+def _out(state: JobState, nodes: Iterable[str]) -> frozenset[str]:
+    """Those that have left, where training is back without them; where steps cannot be seen, a start has to do."""
     attempt = state.active
-    if attempt is None or attempt.ending is not None or node in attempt.started.placement.values():
-        return False
-    return attempt.resumed is not None or not _steps_were_seen(state.attempts[:-1])
+    if attempt is None or attempt.ending is not None:
+        return frozenset()
+    if attempt.resumed is None and _steps_were_seen(state.attempts[:-1]):
+        return frozenset()
+    return frozenset(nodes).difference(state.roster, attempt.started.placement.values())
 
 
 def _steps_were_seen(attempts: tuple[Attempt, ...]) -> bool:

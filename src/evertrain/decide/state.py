@@ -205,6 +205,12 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
 
     def placement(self) -> dict[int, str]:
         """Ranks stay with their node, in the order of the nodes; empty until the nodes are settled."""
+        return {rank: node for node, ranks in self.ranks_by_node().items() for rank in ranks}
+
+    def ranks_by_node(self) -> dict[str, tuple[int, ...]]:
+        """The same by node, in their order: with thousands of them nobody should search all ranks for those of one."""
         assert self.run is not None
         nproc = self.run.nproc_per_node
-        return {index * nproc + local: node for index, node in enumerate(self.active_nodes()) for local in range(nproc)}
+        return {
+            node: tuple(range(index * nproc, (index + 1) * nproc)) for index, node in enumerate(self.active_nodes())
+        }

@@ -394,7 +394,7 @@ def test_the_second_hang_at_another_node_or_after_a_day_restarts() -> None:
 
 
 def test_a_process_that_does_not_end_evicts_at_once() -> None:
-    (action,) = hang(Job(standby=1), "node-1", unkillable=True)
+    (action,) = hang(Job(standby=1), "node-1", stuck=("node-1",))
     assert isinstance(action, Evict) and any("does not end" in line for line in action.evidence)
 
 

@@ -114,11 +114,14 @@ def _standbys(state: JobState) -> str:
 def _cry(state: JobState) -> str:
     """What somebody should look at, from the incident that this attempt or the one before it had."""
     attempt = state.attempt
-    newest = state.incidents[max(state.incidents)] if state.incidents else None
-    if newest is None or attempt is None or attempt.number - newest.opened.attempt > 1:
-        return ""
-    asks = [action for one in newest.decisions for action in one.actions if isinstance(action, AskHuman)]
-    return f"a human is needed: {asks[-1].because}" if asks else ""
+    here = frozenset(state.active_nodes())
+    for incident in reversed(state.incidents.values()):
+        if attempt is None or attempt.number - incident.opened.attempt > 1:
+            return ""
+        asks = [action for one in incident.decisions for action in one.actions if isinstance(action, AskHuman)]
+        if asks and (not incident.opened.nodes or here.intersection(incident.opened.nodes)):
+            return f"a human is needed: {asks[-1].because}"
+    return ""
 
 
 def restart(state: JobState, name: str) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
         case r.NodesSettled():
             # who had a seat and never came has none any more
             joined = {node: seen for node, seen in state.joined.items() if node in record.nodes}
-            return replace(state, roster=record.nodes, standby=record.standby, joined=joined)
+            return _settled(replace(state, roster=record.nodes, standby=record.standby, joined=joined))
         case r.TermStarted():
             return _term_started(state, record)
         case r.AttemptStarted():
@@ -254,7 +254,8 @@ def _decided(state: JobState, record: r.Decided) -> JobState:
                 spare = tuple(node for node in spare if node not in action.nodes)
                 state = replace(state, roster=(*active, *action.nodes, *spare), standby=len(spare))
     if record.event is None:
-        return state
+        # of an older version, for which an incident had dealt with all signals there were
+        return replace(state, signals=()) if state.signals else state
     memory = evolve(state.memory, record.event, record.actions, record.incident)
     state = replace(state, memory=memory) if memory is not state.memory else state
     if state.signals and isinstance(record.event, d.NodeFault | d.NetworkAlert | d.HardwareReading | d.SensorBlind):

@@ -62,6 +62,14 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     def number(self) -> int:
         return self.opened.incident
 
+    @property
+    def wait(self) -> d.WaitForNodes | None:
+        """The nodes that it is held up for; None where it is for none."""
+        if self.decided is not None or self.closed is not None:
+            return None
+        actions = (action for one in reversed(self.decisions) for action in one.actions)
+        return next((action for action in actions if isinstance(action, d.WaitForNodes)), None)
+
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
     """A restart that the user asked for."""
@@ -161,6 +169,12 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     def _newest_open(self, *, tolerated: bool) -> Incident | None:
         incidents = (self.incidents[number] for number in reversed(self.open_incidents))
         return next((one for one in incidents if one.opened.tolerated is tolerated), None)
+
+    @property
+    def waiting(self) -> Incident | None:
+        """The incident that is held up until nodes come."""
+        incidents = (self.incidents[number] for number in reversed(self.open_incidents))
+        return next((one for one in incidents if one.wait is not None), None)
 
     @property
     def closing(self) -> bool:

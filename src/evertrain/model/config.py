@@ -101,7 +101,8 @@ class MachinesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A node that is silent for so long, while the ranks that wait for it stand still, is lost; one that hears nothing
     from the first node and whose ranks make no progress ends after so long."""
     broken_s: float = 10.0
-    """A silent node is lost after so long already where connections to its ranks have broken."""
+    """A silent node is lost after so long already where connections to its ranks have broken, or where nothing runs and
+    a standby could take its place."""
 
 
 class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

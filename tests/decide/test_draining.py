@@ -172,4 +172,5 @@ def test_what_was_asked_between_two_runs_holds_for_the_next_one_and_gives_the_no
     state = apply(apply(state, ALLOW), DRAIN)
     assert apply(state, again).asked == (ALLOW,)
     assert apply(state, again).roster == ("node-0", "node-1", "node-2")
-    assert apply(state, replace(again, fresh=True)).asked == ()
+    assert apply(state, replace(again, fresh=True, forgets=True)).asked == ()
+    assert apply(state, replace(again, fresh=True)).asked == (ALLOW,)

@@ -497,7 +497,7 @@ def test_a_lost_node_that_has_returned_is_tested_like_any_other() -> None:
 def test_observe_only_performs_nothing_and_says_what_it_would() -> None:
     job = Job(standby=1, observe_only=True)
     (action,) = job.fault()
-    assert isinstance(action, Tolerate) and "with --observe-only: would evict node-1 (node-4" in action.because
+    assert isinstance(action, Tolerate) and "it would evict node-1 (node-4" in action.because
     (stop,) = job.fails()
     assert isinstance(stop, Stop) and "with --observe-only nothing is restarted (it would: evict node-1" in stop.because
     assert job.state.roster == ("node-0", "node-1", "node-2", "node-3", "node-4")

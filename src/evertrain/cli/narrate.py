@@ -108,7 +108,8 @@ def _opened(before: Seen | None, now: Seen) -> list[_Told]:
         if earlier.get("cause") != incident["cause"]:
             told.append((place, opened(incident)))
         # that a plain restart follows, the next attempt says
-        if incident["action"] not in ("none", "restart") and earlier.get("because") != incident.get("because"):
+        is_news = any(earlier.get(key) != incident.get(key) for key in ("action", "because"))
+        if is_news and incident["action"] not in ("none", "restart"):
             told.append((place, decided(incident)))
     return told
 

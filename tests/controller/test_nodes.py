@@ -90,10 +90,6 @@ def test_a_node_that_was_taken_out_is_out_when_training_is_back_without_it() -> 
     [
         (OUT, "by `evertrain node allow x` only: no test of ours can clear it"),
         (
-            replace(OUT, is_certain=False, times=2),
-            "by `evertrain node allow x` only: it was evicted 2 times within 7 days",
-        ),
-        (
             replace(OUT, is_certain=False),
             "as a standby once it passes its test and nothing was seen of it for 600 s, or by `evertrain node allow x`",
         ),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from evertrain.decide import eviction
 from evertrain.decide.memory import MOST_CHAIN, MOST_EVICTIONS, MOST_NODES, MOST_PAST, MOST_SIGNS, Memory, evolve
 from evertrain.model import decisions as d
+from evertrain.model.config import LadderConfig
 
 
 def alert(node: str = "node-1", at: float = 0.0) -> d.NetworkAlert:
@@ -65,7 +67,7 @@ def test_an_evicted_node_is_blocked_with_the_reason_and_its_slate_is_clean() -> 
     assert not memory.alerts and not memory.readings
     assert memory.past[0].nodes == ("node-2",)
     out = memory.blocked["node-1"]
-    assert (out.since, out.because, out.is_certain, out.times) == (9, "it was seen to fail", False, 1)
+    assert (out.since, out.because, out.is_certain) == (9, "it was seen to fail", False)
     assert memory.evictions[0].counted
 
 
@@ -92,7 +94,9 @@ def test_evicted_again_it_says_how_often() -> None:
     tested = d.NodeTested(time=5, node="node-1", passed=True)
     memory = remember((alert(), (evict("node-1"),)), (tested, enlist))
     assert not memory.blocked
-    assert remember((alert(at=9), (evict("node-1"),)), memory=memory).blocked["node-1"].times == 2
+    again = remember((alert(at=9), (evict("node-1"),)), memory=memory)
+    assert eviction.too_often(again, "node-1", 9, LadderConfig()) == "evicted 2 times within 7 days"
+    assert eviction.too_often(again, "node-1", 9 + 604_801, LadderConfig()) == ""
 
 
 def test_a_chain_grows_until_training_has_proven_itself() -> None:

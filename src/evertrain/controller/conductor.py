@@ -281,6 +281,8 @@ class Conductor:
     def _tell(self) -> None:
         """Send each node what should be, when it has changed or the node has just connected."""
         config, now, fetches = self._spec.config, self.now(), self._choose_fetches()
+        running = self._state.active.by_node() if self._state.active is not None else {}
+        active = frozenset(self._state.active_nodes())
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
@@ -288,10 +290,11 @@ class Conductor:
                 self._spec,
                 config,
                 node,
-                backup_round=rounds.order(self._rounds, self._state, node, config.checkpoint),
+                backup_round=rounds.order(self._rounds, node, config.checkpoint, has_ranks=node in active),
                 fetches=fetches.get(node, ()),
                 check=standbys.check_number(self._state, self.picture, node, config, now),
                 reach=standbys.reach(self._state, self.picture, node),
+                running=running,
             )
             order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
             if self._sent.get(node) != order:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from evertrain.controller.store import append_to, read_log
-from evertrain.decide import draining
+from evertrain.decide import draining, eviction
 from evertrain.decide.applying import fold
 from evertrain.decide.memory import Blocked
 from evertrain.decide.picture import Picture
@@ -37,7 +37,8 @@ def allow_later(database: Path, node: str, because: str, now: float) -> str:
 def nodes(state: JobState, picture: Picture) -> list[Json]:
     """All that take part, in rank order, then standbys, then those that are out, from this run or an earlier one."""
     names = dict.fromkeys((*state.known_nodes(), *state.memory.blocked))
-    return [_node(state, picture, node) for node in names]
+    running = frozenset(state.active.by_node()) if state.active is not None else frozenset[str]()
+    return [_node(state, picture, node, running) for node in names]
 
 
 def node_state(state: JobState, node: str) -> str:
@@ -46,21 +47,21 @@ def node_state(state: JobState, node: str) -> str:
     return "evicted" if node in state.memory.blocked and node not in state.roster else "joining"
 
 
-def _node(state: JobState, picture: Picture, node: str) -> Json:
+def _node(state: JobState, picture: Picture, node: str, running: frozenset[str]) -> Json:
     changed, blocked = state.nodes.get(node), state.memory.blocked.get(node)
     wish = next((one for one in state.asked if one.node == node), None)
     answer = state.answers.get(node)
     return {
         "id": node,
         "state": node_state(state, node),
-        "ranks": [rank for rank, placed in state.placement().items() if placed == node] if state.run else [],
+        "ranks": list(state.ranks_on(node)) if state.run else [],
         "since": changed.time if changed is not None else blocked.since if blocked is not None else None,
         "because": blocked.because if blocked is not None else changed.because if changed is not None else "",
-        "returns": _returns(node, blocked, _policy(state)) if blocked is not None else "",
+        "returns": _returns(state, node, blocked) if blocked is not None else "",
         "self_check": _self_check(picture, node),
         "asked": None if wish is None else "allow" if isinstance(wish, AllowAsked) else "drain",
         "answer": None if answer is None else {"time": answer.time, "action": answer.action, "because": answer.because},
-        "is_out": _is_out(state, node),
+        "is_out": _is_out(state, node, running),
     }
 
 
@@ -68,15 +69,16 @@ def _policy(state: JobState) -> LadderConfig:
     return state.policies[state.policy].ladder if state.policy in state.policies else LadderConfig()
 
 
-def _returns(node: str, blocked: Blocked, config: LadderConfig) -> str:
+def _returns(state: JobState, node: str, blocked: Blocked) -> str:
     """How a node that is out comes back."""
+    config = _policy(state)
     by_hand = f"by `evertrain node allow {node}` only"
     if blocked.is_drained:
         return f"{by_hand}: it was drained"
     if blocked.is_certain:
         return f"{by_hand}: no test of ours can clear it"
-    if blocked.times > 1:
-        return f"{by_hand}: it was evicted {blocked.times} times within {config.human_window_s / 86400:g} days"
+    if often := eviction.too_often(state.memory, node, blocked.since, config):
+        return f"{by_hand}: it was {often}"
     return (
         f"as a standby once it passes its test and nothing was seen of it for {config.quiet_s:g} s, "
         f"or by `evertrain node allow {node}`"
@@ -96,12 +98,12 @@ def _self_check(picture: Picture, node: str) -> Json | None:
     }
 
 
-def _is_out(state: JobState, node: str) -> bool:
+def _is_out(state: JobState, node: str, running: frozenset[str]) -> bool:
     """Whether the node has left and training is back without it; where steps cannot be seen, a start has to do."""
     if node in state.roster:
         return False
     attempt = state.active
-    if attempt is None or attempt.ending is not None or node in attempt.started.placement.values():
+    if attempt is None or attempt.ending is not None or node in running:
         return False
     return attempt.resumed is not None or not _steps_were_seen(state.attempts[:-1])
 

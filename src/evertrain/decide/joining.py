@@ -141,8 +141,10 @@ def arrivals(state: JobState, picture: Picture) -> list[str]:
         return []
     all_ = run.seats.all if run.seats is not None else len(run.nodes)
     wanted = all_ - len(state.roster) + len(_to_replace(state))
-    out = (*state.roster, *state.memory.blocked)
-    return [node for node in state.known_nodes() if node not in out and picture.connected(node)][: max(0, wanted)]
+    if wanted <= 0:
+        return []
+    out = {*state.roster, *state.memory.blocked}
+    return [node for node in state.known_nodes() if node not in out and picture.connected(node)][:wanted]
 
 
 def _is_here(state: JobState, picture: Picture, node: str, now: float) -> bool:

@@ -67,8 +67,6 @@ class Blocked(msgspec.Struct, frozen=True, kw_only=True):
     because: str
     is_certain: bool
     """A machine fault that no test of ours can clear; it returns by `evertrain node allow` only."""
-    times: int = 1
-    """So often evicted for a fault, as far as anybody remembers."""
     is_drained: bool = False
     """The user took it out: it stays out until allowed."""
 
@@ -239,7 +237,6 @@ def _evicted(memory: Memory, event: AnyEvent, evict: Evict, incident: int | None
             since=event.time,
             because=evict.because,
             is_certain=isinstance(memory.faults.get(node), NodeFault) and not evict.planned,
-            times=sum(node in one.nodes for one in evictions),
             is_drained=evict.planned,
         )
         blocked = _put(blocked, node, why)

@@ -29,6 +29,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         """Ranks not known to have ended."""
         return tuple(rank for rank in self.started.placement if rank not in self.ends)
 
+    def by_node(self) -> dict[str, tuple[int, ...]]:
+        """All its ranks, by the node that they were placed on, in the order of the nodes."""
+        found: dict[str, list[int]] = {}
+        for rank, node in self.started.placement.items():
+            found.setdefault(node, []).append(rank)
+        return {node: tuple(ranks) for node, ranks in found.items()}
+
     def alive_by_node(self) -> dict[str, list[int]]:
         """The same by the node that they were placed on; nodes with none are left out."""
         found: dict[str, list[int]] = {}
@@ -216,6 +223,12 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
             and seen.state == "standby"
             and not any(node in table for table in held)
         )
+
+    def ranks_on(self, node: str) -> tuple[int, ...]:
+        """Those that are placed on one node: cheap, where `placement` names all ranks of all nodes."""
+        assert self.run is not None
+        active, nproc = self.active_nodes(), self.run.nproc_per_node
+        return tuple(range(first := active.index(node) * nproc, first + nproc)) if node in active else ()
 
     def placement(self) -> dict[int, str]:
         """Ranks stay with their node, in the order of the nodes; empty until the nodes are settled."""

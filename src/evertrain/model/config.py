@@ -1,16 +1,17 @@
 """Which knobs are there, and what are their defaults? One Struct a topic; durations in seconds.
 
-`--config file.yaml` fills this tree; a key that is not here is refused with the nearest known name.
+`--config file.yaml` fills this tree; a key that is not here is refused with the nearest known name (`cli.config`). What
+stands in the event log as well, `RestartConfig` and `LadderConfig`, can be read there with keys of other versions.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 
-class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RestartConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When a job goes on and when it ends."""
 
     no_progress_attempts: int = 3
@@ -53,10 +54,10 @@ class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     once, as ByteRobust does."""
 
 
-class LadderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LadderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What it takes to evict a node, and what happens to it then."""
 
-    alerts_to_evict: int = 2
+    alerts_to_evict: Annotated[int, msgspec.Meta(ge=1, le=32)] = 2
     """Network alerts of one node,"""
     alert_window_s: float = 300.0
     """... within so long."""
@@ -70,9 +71,9 @@ class LadderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """... or, where steps are not seen, after so long."""
     reattempts: int = 1
     """Plain restarts of one chain of failures after all checks have passed."""
-    budget_nodes: int = 1
+    budget_nodes: Annotated[int, msgspec.Meta(ge=0)] = 1
     """So many nodes of a job may be evicted within the window,"""
-    budget_fraction: float = 0.1
+    budget_fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
     """... or this part of its nodes, where that is more."""
     budget_window_s: float = 3600.0
     """Of the two limits above."""

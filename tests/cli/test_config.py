@@ -33,6 +33,8 @@ def test_values_reach_their_place() -> None:
         ({"grace_s": "soon"}, "grace_s: 'soon' is not a duration"),
         ({"grace_s": "5 weeks"}, "is not a duration"),
         ({"restart": {"no_progress_attempts": "many"}}, "restart.no_progress_attempts: expected `int`"),
+        ({"ladder": {"alerts_to_evict": 99}}, "ladder.alerts_to_evict: expected `int` <= 32"),
+        ({"ladder": {"budget_fraction": 7}}, "ladder.budget_fraction: expected `float` <= 1"),
         ({"restart": 3}, "restart should hold keys and values"),
         (["a"], "the file should hold keys and values"),
     ],

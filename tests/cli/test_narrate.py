@@ -96,7 +96,7 @@ def test_an_incident_from_its_beginning_to_its_end() -> None:
     calm, hit = Seen(status()), Seen(status(), (incident(),))
     seconds = {"detect": 0.01, "locate": 0.0, "failover": 0.2, "recompute": 0.1}
     over = Seen(status(attempt=2, resume=19), (incident(open=False, first_new_step=21, seconds=seconds),))
-    assert narrate.lines(calm, hit) == ["incident 1: rank 2 on node-0: killed (SIGKILL) in step 20; restart"]
+    assert narrate.lines(calm, hit) == ["incident 1: rank 2 on node-0: killed (SIGKILL) in step 20"]
     assert narrate.lines(hit, over) == [
         "attempt 2 runs, resumed from step 19",
         "incident 1 is over: 0.31 s until step 21, the first new one",
@@ -106,24 +106,35 @@ def test_an_incident_from_its_beginning_to_its_end() -> None:
 def test_what_happened_between_two_looks_is_told_in_its_order() -> None:
     first, second = incident(open=False), incident(id=2, attempt=2, ranks=[0], step=21)
     assert narrate.lines(Seen(status()), Seen(status(attempt=2, resume=19), (first, second))) == [
-        "incident 1: rank 2 on node-0: killed (SIGKILL) in step 20; restart",
+        "incident 1: rank 2 on node-0: killed (SIGKILL) in step 20",
         "attempt 2 runs, resumed from step 19",
         "incident 1 is over",
-        "incident 2: rank 0 on node-0: killed (SIGKILL) in step 21; restart",
+        "incident 2: rank 0 on node-0: killed (SIGKILL) in step 21",
     ]
 
 
 def test_an_incident_that_came_and_went_between_two_looks() -> None:
     watched = incident(cause="hang (busy)", action="tolerate", open=False)
     assert narrate.lines(Seen(status()), Seen(status(), (watched,))) == [
-        "incident 1: rank 2 on node-0: hang (busy) in step 20; tolerate",
-        "incident 1 is over",
+        "incident 1: rank 2 on node-0: hang (busy) in step 20",
+        "incident 1: tolerate",
     ]
+    seen = Seen(status(), (incident(cause="hang (busy)", action="tolerate"),))
+    assert narrate.lines(seen, Seen(status(), (watched,))) == ["incident 1 is over"]
+
+
+def test_what_is_decided_is_said_with_its_reason_and_a_plain_restart_is_not() -> None:
+    because = "node-1: gpu lost: evicted; node-2 takes over from node-1"
+    before = Seen(status(), (incident(action="none", because=""),))
+    assert narrate.lines(before, Seen(status(), (incident(action="evict", because=because),))) == [
+        f"incident 1: evict: {because}"
+    ]
+    assert narrate.lines(before, Seen(status(), (incident(action="restart", because="restart in place"),))) == []
 
 
 def test_a_verdict_that_is_corrected_is_said_again() -> None:
     before, after = Seen(status(), (incident(cause="connection lost"),)), Seen(status(), (incident(),))
-    assert narrate.lines(before, after) == ["incident 1: rank 2 on node-0: killed (SIGKILL) in step 20; restart"]
+    assert narrate.lines(before, after) == ["incident 1: rank 2 on node-0: killed (SIGKILL) in step 20"]
 
 
 def test_another_start_mode_than_asked_for_has_its_reason() -> None:

@@ -206,7 +206,7 @@ def test_a_drain_that_is_decided_against_says_why(
 ) -> None:
     served(view(asked="drain"), view(answer=answer("tolerate", "the standby has just been lost")))
     assert refused(capsys, "drain", "node-1") == (
-        1, "evertrain: job job keeps node-1: the standby has just been lost\n",
+        1, "evertrain: job job does not take node-1 out: the standby has just been lost\n",
     )  # fmt: skip
 
 
@@ -230,7 +230,7 @@ def test_what_the_controller_refuses_is_said(
 
     monkeypatch.setattr(served(view()), "post", no)
     assert refused(capsys, "drain", "node-1") == (
-        1, "evertrain: job job keeps node-1: the job is recovering; ask again\n",
+        1, "evertrain: job job does not take node-1 out: the job is recovering; ask again\n",
     )  # fmt: skip
 
 

@@ -394,7 +394,7 @@ def test_the_second_hang_at_another_node_or_after_a_day_restarts() -> None:
 
 
 def test_a_process_that_does_not_end_evicts_at_once() -> None:
-    (action,) = hang(Job(standby=1), "node-1", unkillable=True)
+    (action,) = hang(Job(standby=1), "node-1", stuck=("node-1",))
     assert isinstance(action, Evict) and any("does not end" in line for line in action.evidence)
 
 
@@ -497,7 +497,7 @@ def test_a_lost_node_that_has_returned_is_tested_like_any_other() -> None:
 def test_observe_only_performs_nothing_and_says_what_it_would() -> None:
     job = Job(standby=1, observe_only=True)
     (action,) = job.fault()
-    assert isinstance(action, Tolerate) and "with --observe-only: would evict node-1 (node-4" in action.because
+    assert isinstance(action, Tolerate) and "it would evict node-1 (node-4" in action.because
     (stop,) = job.fails()
     assert isinstance(stop, Stop) and "with --observe-only nothing is restarted (it would: evict node-1" in stop.because
     assert job.state.roster == ("node-0", "node-1", "node-2", "node-3", "node-4")

@@ -61,6 +61,8 @@ class Seen:
                 for node in event.nodes:
                     self.reasons[node].add("suspect")
             case d.AttemptFailed():
+                for node in event.stuck:
+                    self.reasons[node].add("stuck")
                 for node in event.nodes:
                     self._failed(node, event)
 
@@ -69,7 +71,7 @@ class Seen:
         if any(at >= event.time - 600 for at in self.signs[node]):
             reasons.add("odd hardware")
         if event.source == "hang":
-            if self.is_paper or event.unkillable or event.is_group or self.hung[node]:
+            if self.is_paper or event.is_group or self.hung[node]:
                 reasons.add("hang")
             self.hung[node].append(event.time)
         if event.source == "lost":
@@ -201,17 +203,22 @@ class Anything(RuleBasedStateMachine):
         nodes=st.lists(st.sampled_from(NODES[:7]), max_size=2, unique=True),
         category=st.sampled_from(CATEGORIES),
         progress=st.booleans(),
-        flags=st.sampled_from(["", "", "unkillable", "is_group", "is_damage"]),
+        flags=st.sampled_from(["", "", "stuck", "is_group", "is_damage"]),
     )
     def an_attempt_fails(self, source: str, nodes: list[str], category: str, progress: bool, flags: str) -> None:
         job = self.job
         named = tuple(node for node in nodes if node in job.state.active_nodes())
         if flags == "is_group" and len(named) < 2:
             flags = ""
-        if flags == "unkillable" and self.hang_policy == "paper":
+        if flags == "stuck" and not named:
             flags = ""
         actions = job.fails(
-            source, nodes=named, ranks=(), category=category, progress=progress, **({flags: True} if flags else {})
+            source,
+            nodes=named,
+            ranks=(),
+            category=category,
+            progress=progress,
+            **({flags: named if flags == "stuck" else True} if flags else {}),
         )
         self.moved = progress
         self.follow(actions)

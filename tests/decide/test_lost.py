@@ -143,3 +143,16 @@ def test_one_that_comes_back_after_it_was_replaced_ends_what_it_still_runs_and_w
     assert world.state.standbys() == ()
     world.turns(30, world.config.ladder.test_every_s / 2)
     assert world.state.standbys() == ("node-1",)
+
+
+def test_a_silent_agent_is_not_lost_because_somebody_else_has_failed_and_has_not_been_told_yet() -> None:
+    world = running()
+    world.nodes["node-1"].connected = False
+    world.turn()
+    for _ in range(12):
+        world.train()
+        world.turn(1.0)
+    # rank 4 has died; of its followers one is reported before it is
+    world.end(0, Exit(status=1, time=world.now + 0.005, error=LOST.error))
+    world.turn()
+    assert world.state.incident is not None and world.state.nodes["node-1"].state == "active"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from evertrain.decide import eviction
 from evertrain.decide.memory import MOST_CHAIN, MOST_EVICTIONS, MOST_NODES, MOST_PAST, MOST_SIGNS, Memory, evolve
 from evertrain.model import decisions as d
+from evertrain.model.config import LadderConfig
 
 
 def alert(node: str = "node-1", at: float = 0.0) -> d.NetworkAlert:
@@ -87,13 +89,14 @@ def test_neither_lost_nor_spare_nor_drained_nodes_count() -> None:
     assert memory.blocked["c"].is_drained and memory.chain.evictions == 1
 
 
-def test_that_a_node_was_evicted_is_not_forgotten_when_it_comes_back() -> None:
+def test_evicted_again_it_says_how_often() -> None:
     enlist = (d.Enlist(node="node-1", because="passed"),)
     tested = d.NodeTested(time=5, node="node-1", passed=True)
     memory = remember((alert(), (evict("node-1"),)), (tested, enlist))
     assert not memory.blocked
-    memory = remember((alert(at=9), (evict("node-1"),)), memory=memory)
-    assert [(one.time, one.nodes) for one in memory.evictions] == [(0, ("node-1",)), (9, ("node-1",))]
+    again = remember((alert(at=9), (evict("node-1"),)), memory=memory)
+    assert eviction.too_often(again, "node-1", 9, LadderConfig()) == "evicted 2 times within 7 days"
+    assert eviction.too_often(again, "node-1", 9 + 604_801, LadderConfig()) == ""
 
 
 def test_a_chain_grows_until_training_has_proven_itself() -> None:

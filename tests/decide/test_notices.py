@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from evertrain.controller import views
+from evertrain.decide import ladder
 from evertrain.model.config import Config, LadderConfig
-from evertrain.model.records import AllowAsked, DrainAsked, RestartRequested
+from evertrain.model.records import AllowAsked, DrainAsked, PolicyAdopted, RestartRequested
 from evertrain.model.report import Exit
 from evertrain.model.spec import Seats
 from support.world import World
@@ -267,3 +268,54 @@ def test_a_restart_that_the_user_asks_for_is_none_of_this() -> None:
     world.turns()
     assert world.running() == dict.fromkeys(range(4), 2)
     assert placed(world)[2] == "node-1"
+
+
+def test_alerts_of_days_ago_cost_a_node_nothing_when_a_standby_comes() -> None:
+    world = training()
+    world.signal("gpu_lost", "node-2")
+    for _ in range(2):
+        world.signal("link_flap", "node-1")
+    world.turns()
+    assert newest(world)["action"] == "human"
+    world.turn(1000.0)
+    world.write(AllowAsked(time=world.now, node="node-2", because="repaired"))
+    world.turns(16)
+    assert world.state.nodes["node-2"].state == "standby"
+    assert set(world.running().values()) == {1}, "what healed by itself is no fault"
+
+
+def test_a_sensor_that_says_the_same_again_and_again_is_one_incident_and_the_cry_stays() -> None:
+    world = training(nodes=2, standby=0)
+    for _ in range(20):
+        world.signal("gpu_lost", "node-1")
+        world.turns()
+    assert len(world.state.incidents) == 1
+    assert "a human is needed" in views.status(world.state, world.picture(), job="job", now=world.now)["message"]
+
+
+def test_a_second_broken_node_joins_the_wait_for_the_first() -> None:
+    world = World(seats=Seats(3, 3))
+    world.turns()
+    for host in ("second", "third"):
+        world.join(host)
+        world.turns()
+    world.train(6)
+    world.turns()
+    world.config = Config(ladder=LadderConfig(budget_nodes=2))
+    policy = ladder.policy_of(world.config)
+    world.write(PolicyAdopted(time=world.now, hash=ladder.policy_hash(policy), policy=policy))
+    for node in ("second", "third"):
+        world.signal("gpu_lost", node)
+        world.turns()
+    assert len(world.state.incidents) == 1 and world.state.waiting is not None
+    assert world.state.waiting.wait is not None and world.state.waiting.wait.instead_of == ("second", "third")
+    world.hang(0, cpu_fraction=1.0)
+    world.turn(world.config.hang.still_limit_s + 1)
+    world.turns()
+    assert world.state.waiting is not None, "who is only named disturbs no wait"
+    world.wake()
+    for host in ("fourth", "fifth"):
+        world.join(host)
+        world.turns(4)
+    world.turns(12)
+    assert set(world.state.active_nodes()) == {world.run.nodes[0], "fourth", "fifth"}

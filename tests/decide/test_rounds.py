@@ -185,7 +185,7 @@ class Cluster:
         for name in names or self.nodes:
             node = self.nodes[name]
             if node.connected:
-                node.order = rounds.order(self.rounds, self.state, name, self.config) or node.order
+                node.order = rounds.order(self.rounds, name, self.config) or node.order
                 self.keep(node)
 
     def turn(self, steps: int = 1) -> None:
@@ -308,7 +308,8 @@ def test_a_node_without_ranks_has_nothing_to_write() -> None:
     cluster = Cluster(2, CheckpointConfig(disk_every_s=2.0))
     while cluster.rounds.disk is None:
         cluster.turn()
-    mine, other = (rounds.order(cluster.rounds, cluster.state, node, cluster.config) for node in ("n0", "waits"))
+    mine = rounds.order(cluster.rounds, "n0", cluster.config)
+    other = rounds.order(cluster.rounds, "waits", cluster.config, has_ranks=False)
     assert mine is not None and mine.disk == cluster.rounds.disk
     assert other is not None and other.disk is None
 
@@ -344,7 +345,7 @@ def test_after_a_take_over_what_is_safe_is_known_from_the_nodes() -> None:
     cluster.rounds = Rounds()
     cluster.nodes["n1"].connected = False
     cluster.decide()
-    order = rounds.order(cluster.rounds, cluster.state, "n0", cluster.config)
+    order = rounds.order(cluster.rounds, "n0", cluster.config)
     assert order is None, "nothing is dropped before all have spoken"
     cluster.nodes["n1"].connected = True
     cluster.decide()

@@ -162,7 +162,7 @@ def test_a_process_that_nothing_ends_makes_a_node_unusable_whatever_it_says_of_i
     job.end(0, Exit(status=-9, time=job.now))
     job.turns()
     assert states(job, "node-1")[-1] == "unusable"
-    assert "let go" in views.status(job.state, job.picture(), job="job", now=job.now)["message"]
+    assert job.state.nodes["node-1"].state == "evicted", "a standby is there to take its place"
 
 
 def test_ranks_of_a_fit_standby_run_ahead_once_training_has_begun_where_the_user_wants_it() -> None:

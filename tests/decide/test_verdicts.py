@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from evertrain.controller import views
+from evertrain.decide import verdicts
 from evertrain.model import decisions as d
 from evertrain.model.records import Decided, DrainAsked
+from evertrain.model.report import Exit
 from evertrain.model.spec import Seats
 from support.world import World
 
@@ -390,3 +392,40 @@ def test_a_lost_node_makes_the_job_smaller_and_the_others_prepare_their_new_numb
     world.turns(4)
     assert placed(world) == {0: "node-0", 1: "node-0", 2: "node-2", 3: "node-2"}
     assert world.running() == dict.fromkeys(range(4), 2)
+
+
+def test_whoever_is_to_blame_it_is_the_node_with_the_stuck_process_that_goes() -> None:
+    world = training()
+    world.unkillable = {0}
+    hang(world, 2)
+    assert world.state.nodes["node-0"].state == "evicted" and world.state.nodes["node-1"].state == "active"
+    world.turn(5.1)
+    world.turns(12)
+    assert world.state.active_nodes() == ("node-2", "node-1")
+    assert set(world.running().values()) == {2}
+
+
+def test_a_process_that_nothing_ends_makes_way_after_a_crash_as_well() -> None:
+    world = training()
+    world.unkillable = {2}
+    world.end(3, Exit(status=-9, time=world.now))
+    world.turns(12)
+    assert world.state.nodes["node-1"].state == "evicted"
+    world.turn(5.1)
+    world.turns(12)
+    assert world.state.active_nodes() == ("node-0", "node-2") and set(world.running().values()) == {2}
+
+
+def test_the_platform_is_asked_for_lost_nodes_too_and_by_every_controller_anew() -> None:
+    world = machines()
+    assert verdicts.nodes_wanted(world.state)[0] == 0
+    world.lose("second")
+    world.turn()
+    world.turn(world.config.machines.broken_s + 1)
+    world.turns()
+    assert verdicts.nodes_wanted(world.state)[0] == 1 and "second" in verdicts.nodes_wanted(world.state)[1]
+    world.take_over()
+    assert verdicts.nodes_wanted(world.state)[0] == 1
+    world.join("third")
+    world.turns(12)
+    assert verdicts.nodes_wanted(world.state)[0] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -142,3 +143,17 @@ def is_gone(file: Path) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def test_a_child_that_nothing_ends_does_not_keep_the_next_request_from_running(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    stuck = f"setsid sh -c 'echo $$ > {pid}; exec sleep 60'"
+    platform = asks(f"if [ -e {pid} ]; then echo again > {tmp_path}/again; else {stuck}; fi", limit_s=0.5)
+    platform.request(1, "why")
+    eventually(pid.exists, "its child runs")
+    try:
+        platform.request(1, "why")
+        eventually((tmp_path / "again").exists, "the second request runs", within_s=20)
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+    done(platform)

@@ -76,9 +76,18 @@ class Job:
         )  # fmt: skip
 
     def tell(self, event: d.AnyEvent) -> tuple[AnyAction, ...]:
-        decided = ladder.decision(self.state, event, self.policy, self.hash)
+        decided = ladder.decision(self.state, event, self.policy, self.hash, self._incident_of(event))
         self.write(decided)
         return decided.actions
+
+    def _incident_of(self, event: d.AnyEvent) -> int | None:
+        """What a decision belongs to, as those who ask for it say."""
+        if isinstance(event, d.AttemptFailed | d.Answered | d.NobodyCame):
+            return event.incident
+        incident = self.state.incident
+        if isinstance(event, d.NodeFault | d.NetworkAlert | d.NodeReady) and incident is not None:
+            return incident.number if incident.decided is None else None
+        return None
 
     # -- events --------------------------------------------------------------------------------------------------------
 

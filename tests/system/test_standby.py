@@ -66,7 +66,9 @@ def test_a_script_that_must_know_its_rank_waits_before_it_and_status_says_why(st
     assert job.incidents() == []
 
 
-@pytest.mark.parametrize("flags", [SPARE, IN_INIT], ids=["start", "init"])
+@pytest.mark.parametrize(
+    "flags", [pytest.param(SPARE, id="start", marks=pytest.mark.matrix), pytest.param(IN_INIT, id="init")]
+)
 def test_a_spare_node_takes_over_and_training_ends_with_the_same_bits(
     start_job: StartJob, tmp_path: Path, flags: list[str]
 ) -> None:

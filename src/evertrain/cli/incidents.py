@@ -76,8 +76,15 @@ def _show_one(incident: dict[str, Any]) -> None:
         out.print(incident["traceback"].rstrip())
 
 
+def _training(incident: dict[str, Any]) -> str:
+    if incident["first_new_step"] is not None:
+        return f"reached new ground with step {incident['first_new_step']}"
+    told = incident["action"] in ("tolerate", "human") and incident["seconds"]["failover"] is None
+    return "was not interrupted" if told else "did not reach new ground"
+
+
 def _facts(incident: dict[str, Any]) -> list[tuple[str, str]]:
-    step, new = incident["step"], incident["first_new_step"]
+    step = incident["step"]
     seconds = {name: value for name, value in incident["seconds"].items() if value is not None}
     phases = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items())
     action = incident["action"].replace("_", " ")
@@ -87,5 +94,5 @@ def _facts(incident: dict[str, Any]) -> list[tuple[str, str]]:
         ("category", f"{incident['category'].replace('_', ' ')}, confidence {incident['confidence']:.2f}"),
         ("action", action + (f": {incident['because']}" if incident.get("because") else "")),
         ("seconds", f"{sum(seconds.values()):.3f} ({phases})" if seconds else "not known yet"),
-        ("training", f"reached new ground with step {new}" if new is not None else "did not reach new ground"),
+        ("training", _training(incident)),
     ]

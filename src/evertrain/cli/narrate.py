@@ -21,14 +21,17 @@ def lines(before: Seen | None, now: Seen) -> list[str]:
     said: list[str] = []
     said += _start_mode(was, status)
     said += _restart(was, status)
-    said += [line for _, line in sorted([*_attempt(was, status), *_opened(before, now), *_closed(before, now)])]
     said += _nodes(was, status)
+    told = [*_attempt(was, status), *_opened(before, now), *_closed(before, now)]
+    said += [line for _, line in sorted(told, key=lambda one: one[0])]
     if status.get("message") and status["message"] != was.get("message") and status["state"] not in FINAL:
         said.append(status["message"])
     return said
 
 
 FINAL = ("done", "failed", "stopped")
+_AT_ONCE = ("tolerate", "human")
+"""What is only told may be over with the telling."""
 OUT = ("lost", "unusable", "evicted")
 """States of nodes on which nothing can run."""
 
@@ -97,20 +100,27 @@ def _start_mode(was: Json, status: Json) -> list[str]:
 
 
 def _opened(before: Seen | None, now: Seen) -> list[_Told]:
-    """New incidents, and those whose cause a record that came late has corrected."""
-    known = {incident["id"]: incident["cause"] for incident in before.incidents} if before is not None else {}
-    return [
-        ((incident["attempt"], incident["id"], 1), opened(incident))
-        for incident in now.incidents
-        if known.get(incident["id"]) != incident["cause"]
-    ]
+    """New incidents, those whose cause a record that came late has corrected, and what was decided."""
+    known = {incident["id"]: incident for incident in before.incidents} if before is not None else {}
+    told = []
+    for incident in now.incidents:
+        place, earlier = (incident["attempt"], incident["id"], 1), known.get(incident["id"], {})
+        if earlier.get("cause") != incident["cause"]:
+            told.append((place, opened(incident)))
+        # that a plain restart follows, the next attempt says
+        is_news = any(earlier.get(key) != incident.get(key) for key in ("action", "because"))
+        if is_news and incident["action"] not in ("none", "restart"):
+            told.append((place, decided(incident)))
+    return told
 
 
 def _closed(before: Seen | None, now: Seen) -> list[_Told]:
-    over = {incident["id"] for incident in before.incidents if not incident["open"]} if before is not None else set()
+    known = {incident["id"]: incident for incident in before.incidents} if before is not None else {}
+    over = {number for number, incident in known.items() if not incident["open"]}
     told = []
     for incident, following in zip_longest(now.incidents, now.incidents[1:]):
-        if not incident["open"] and incident["id"] not in over:
+        is_told = incident["action"] in _AT_ONCE and incident["id"] not in known
+        if not incident["open"] and incident["id"] not in over and not is_told:
             attempt = following["attempt"] if following is not None else now.status["attempt"]
             told.append(((max(attempt, incident["attempt"]), incident["id"] + 1, 0), closed(incident)))
     return told
@@ -118,8 +128,13 @@ def _closed(before: Seen | None, now: Seen) -> list[_Told]:
 
 def opened(incident: Json) -> str:
     step = f" in step {incident['step']}" if incident["step"] is not None else ""
-    action = f"; {incident['action'].replace('_', ' ')}" if incident["action"] != "none" else ""
-    return f"incident {incident['id']}: {where(incident)}: {incident['cause']}{step}{action}"
+    return f"incident {incident['id']}: {where(incident)}: {incident['cause']}{step}"
+
+
+def decided(incident: Json) -> str:
+    """What is done about it, and why."""
+    because = f": {incident['because']}" if incident.get("because") else ""
+    return f"incident {incident['id']}: {incident['action'].replace('_', ' ')}{because}"
 
 
 def closed(incident: Json) -> str:

@@ -147,7 +147,7 @@ def _allow(job: KnownJob, node: str, as_json: bool) -> None:
 
 
 def _drain(job: KnownJob, node: str, as_json: bool) -> None:
-    vain = f"keeps {node}"
+    vain = f"does not take {node} out"
     if not look.lives(job):
         raise TroubleError(f"job {job.job} does not run; there is nothing to take {node} out of")
 

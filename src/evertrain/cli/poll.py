@@ -74,4 +74,4 @@ def _settled(seen: Seen) -> bool:
 
 def _differs(before: Json, now: Json) -> bool:
     """Whether there may be an incident that we do not know yet."""
-    return any(before.get(key) != now.get(key) for key in ("attempt", "state", "message"))
+    return any(before.get(key) != now.get(key) for key in ("attempt", "state", "message", "incidents"))

@@ -99,9 +99,10 @@ def _history(job: str | None, root: Path | None) -> tuple[History, str]:
 def _nodes(job: KnownJob) -> int:
     """How many nodes of the job train; of one that has shrunk, how many should."""
     from evertrain.controller.store import read_log
+    from evertrain.decide import eviction
     from evertrain.decide.applying import fold
 
-    run = look.read(job, lambda file: fold(read_log(file))).run
-    if run is None:
+    state = look.read(job, lambda file: fold(read_log(file)))
+    if state.run is None:
         raise TroubleError(f"job {job.job} has written nothing down yet; --nodes N says how many nodes there are")
-    return run.seats.most if run.seats is not None else len(run.nodes) - run.standby
+    return eviction.full_size(state)

@@ -39,7 +39,9 @@ def show(here: Places, result: Json, seconds: float) -> int:
 
 
 def _because(result: Json) -> str:
-    return f": {result['message']}" if result.get("message") else ""
+    # what the status says is the same, and what is left to do
+    message = result["status"].get("message") or result.get("message")
+    return f": {message}" if message else ""
 
 
 def _failure(out: Any, failure: Json | None) -> None:

@@ -107,6 +107,7 @@ async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
                 standby=spec.standby,
                 nproc_per_node=spec.nproc_per_node,
                 fresh=spec.fresh or completed,
+                forgets=spec.fresh,
                 start=spec.start,
                 command=" ".join((spec.command.target, *spec.command.args)),
                 mesh=spec.mesh,

@@ -19,7 +19,7 @@ from evertrain.checkpoint import placement
 from evertrain.controller import views
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
-from evertrain.decide import answering, draining, joining, planned, rounds, standbys, starting, verdicts
+from evertrain.decide import draining, joining, planned, rounds, standbys, starting, verdicts
 from evertrain.decide.applying import apply
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
@@ -32,7 +32,6 @@ from evertrain.model.copies import Fetch
 from evertrain.model.records import (
     AllowAsked,
     AnyRecord,
-    Decided,
     DrainAsked,
     NodeJoined,
     RestartRequested,
@@ -74,8 +73,10 @@ class Conductor:
         self._applicants: list[tuple[joining.Wish, asyncio.Future[NodeJoined | joining.Refusal]]] = []
         self._shared = SharedStore(spec, self._wake_up)
         self._platform = choice.of(spec)
-        self._requested = ""
-        """What the platform said to the last request for nodes."""
+        self._wanted: tuple[int, str] = (0, "")
+        """Nodes that the platform was asked for, and why; a controller that takes over asks once more."""
+        self._told = ""
+        """What it said to that."""
         self._looks: list[str] = []
         """Restarts for which the agents were asked what copies they hold; so many looks have been asked for."""
         self._rounds = Rounds()
@@ -97,7 +98,7 @@ class Conductor:
 
     @property
     def picture(self) -> Picture:
-        told = [self._platform.problem, self._requested if verdicts.waits_for_nodes(self._state) else ""]
+        told = (self._platform.problem, self._told)
         return Picture(self._nodes, self._shared.stored, (*self._shared.problems, *filter(None, told)))
 
     def connect(self, node: str, send: Send) -> None:
@@ -194,6 +195,7 @@ class Conductor:
             self._note_silence()
             await self._seat()
             await self._settle()
+            self._ask_platform()
             self._go_round()
             if self._state.ended is not None:
                 self.ended.set()
@@ -245,8 +247,12 @@ class Conductor:
         for record in records:
             self._state = apply(self._state, record)
             _log.info("%s", record)
-            if isinstance(record, Decided) and (wait := answering.waits(record)) is not None:
-                self._requested = self._platform.request(wait.nodes, wait.because)
+
+    def _ask_platform(self) -> None:
+        wanted = verdicts.nodes_wanted(self._state)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._told = self._platform.request(*wanted) if wanted[0] else ""
 
     def _go_round(self) -> None:
         mesh = tuple(placement.groups_of(self._spec.mesh)) if self._spec.mesh is not None else ()
@@ -275,6 +281,8 @@ class Conductor:
     def _tell(self) -> None:
         """Send each node what should be, when it has changed or the node has just connected."""
         config, now, fetches = self._spec.config, self.now(), self._choose_fetches()
+        running = self._state.active.by_node() if self._state.active is not None else {}
+        active = frozenset(self._state.active_nodes())
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
@@ -282,10 +290,11 @@ class Conductor:
                 self._spec,
                 config,
                 node,
-                backup_round=rounds.order(self._rounds, self._state, node, config.checkpoint),
+                backup_round=rounds.order(self._rounds, node, config.checkpoint, has_ranks=node in active),
                 fetches=fetches.get(node, ()),
                 check=standbys.check_number(self._state, self.picture, node, config, now),
                 reach=standbys.reach(self._state, self.picture, node),
+                running=running,
             )
             order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
             if self._sent.get(node) != order:

@@ -78,7 +78,7 @@ def _returns(state: JobState, node: str, now: float) -> str:
         return f"{by_hand}: it was drained"
     if blocked.is_certain:
         return f"{by_hand}: no test of ours can clear it"
-    if too_often := eviction.evicted_too_often(state.memory, node, now, config):
+    if too_often := eviction.too_often(state.memory, node, now, config):
         return f"{by_hand}: it was {too_often}"
     return (
         f"as a standby once it passes its test and nothing was seen of it for {config.quiet_s:g} s, "

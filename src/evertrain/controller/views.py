@@ -95,6 +95,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "resume": attempt.started.resume if attempt else None,
         "restart": restart(state, state.restarts[-1].asked.restart) if state.restarts else None,
         "steps_seen": kind != "none",
+        "incidents": len(state.incidents),
     }
 
 
@@ -102,7 +103,7 @@ def _active(state: JobState) -> list[str]:
     """What is looked after; the store as far as something has got there."""
     active = [*_ACTIVE, *(_SEVERAL_ACTIVE if len(state.active_nodes()) > 1 else ())]
     if len(state.roster) > 1:
-        active.append(f"eviction of nodes; {_standbys(state)}")
+        active.append(f"eviction of nodes ({_standbys(state)})")
     return [*active, f"the shared store: step {state.stored[-1].step}"] if state.stored else active
 
 
@@ -114,11 +115,14 @@ def _standbys(state: JobState) -> str:
 def _cry(state: JobState) -> str:
     """What somebody should look at, from the incident that this attempt or the one before it had."""
     attempt = state.attempt
-    newest = state.incidents[max(state.incidents)] if state.incidents else None
-    if newest is None or attempt is None or attempt.number - newest.opened.attempt > 1:
-        return ""
-    asks = [action for one in newest.decisions for action in one.actions if isinstance(action, AskHuman)]
-    return f"a human is needed: {asks[-1].because}" if asks else ""
+    here = frozenset(state.active_nodes())
+    for incident in reversed(state.incidents.values()):
+        if attempt is None or incident.opened.attempt < max(attempt.number - 1, state.attempts[0].number):
+            return ""
+        asks = [action for one in incident.decisions for action in one.actions if isinstance(action, AskHuman)]
+        if asks and (not incident.opened.nodes or here.intersection(incident.opened.nodes)):
+            return f"a human is needed: {asks[-1].because}"
+    return ""
 
 
 def restart(state: JobState, name: str) -> dict[str, Any] | None:
@@ -280,7 +284,7 @@ def _blind(state: JobState, picture: Picture, live: bool) -> list[str]:
 def _message(state: JobState, picture: Picture, now: float) -> str:
     """The one line that matters now."""
     if state.ended is not None:
-        return state.ended.message
+        return "; ".join(filter(None, (state.ended.message, _cry(state))))
     if waits := joining.missing(state, picture):
         return waits
     waiting = state.standbys()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from evertrain.decide import ladder
 from evertrain.decide.state import JobState
 from evertrain.model import decisions as d
@@ -13,7 +11,7 @@ from evertrain.model.records import AnyRecord
 
 def decision(state: JobState, event: d.AnyEvent, incident: int | None = None) -> r.Decided:
     """The ladder's answer by the policy that holds now."""
-    return replace(ladder.decision(state, event, state.policies[state.policy], state.policy), incident=incident)
+    return ladder.decision(state, event, state.policies[state.policy], state.policy, incident)
 
 
 def answer(state: JobState, event: d.AnyEvent, incident: int | None = None) -> list[AnyRecord]:
@@ -45,8 +43,3 @@ def evicted_ranks_of(state: JobState, decided: r.Decided) -> tuple[str, ...]:
     evicted = (node for action in decided.actions if isinstance(action, d.Evict) for node in action.nodes)
     active = frozenset(state.active_nodes())
     return tuple(node for node in evicted if node in active)
-
-
-def waits(decided: r.Decided) -> d.WaitForNodes | None:
-    """What the decision waits for, if it waits for nodes."""
-    return next((action for action in decided.actions if isinstance(action, d.WaitForNodes)), None)

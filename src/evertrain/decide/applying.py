@@ -37,7 +37,7 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
         case r.NodesSettled():
             # who had a seat and never came has none any more
             joined = {node: seen for node, seen in state.joined.items() if node in record.nodes}
-            return replace(state, roster=record.nodes, standby=record.standby, joined=joined)
+            return _settled(replace(state, roster=record.nodes, standby=record.standby, joined=joined))
         case r.TermStarted():
             return _term_started(state, record)
         case r.AttemptStarted():
@@ -136,16 +136,17 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
     if state.run is None:
         again = replace(again, life=record.time)
     if record.fresh:
-        return replace(
+        again = replace(
             again,
             first_attempt=state.next_attempt,
             best_step=None,
             lineage=(),
             stored=(),
-            memory=Memory(),
+            memory=Memory() if record.forgets else Memory(blocked=state.memory.blocked),
             life=record.time,
             is_anew=True,
         )
+        return _settled(again) if again.roster else again
     # an attempt that a killed run left open had reached what its last mark says
     for attempt in state.attempts:
         if attempt.progress is not None and attempt.ended is None:
@@ -155,14 +156,14 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
 
 def _still_asked(state: JobState, record: r.RunStarted) -> tuple[r.AllowAsked | r.DrainAsked, ...]:
     """Who was allowed back since the last run; nobody is shut out of a life that begins anew."""
-    return () if record.fresh else tuple(one for one in state.asked if isinstance(one, r.AllowAsked))
+    return () if record.forgets else tuple(one for one in state.asked if isinstance(one, r.AllowAsked))
 
 
 def _in_their_places(state: JobState, record: r.RunStarted) -> tuple[str, ...]:
     """Nodes keep the ranks that they had in the run before. Those that were evicted are left out, as far as the job can
     do without them."""
     allowed = [one.node for one in _still_asked(state, record)]
-    out = [] if record.fresh else [node for node in state.memory.blocked if node not in allowed]
+    out = [] if record.forgets else [node for node in state.memory.blocked if node not in allowed]
     active = len(record.nodes) - record.standby
     fit = [node for node in record.nodes if node not in out]
     fit += [node for node in record.nodes if node in out][: max(0, active - len(fit))]
@@ -254,7 +255,8 @@ def _decided(state: JobState, record: r.Decided) -> JobState:
                 spare = tuple(node for node in spare if node not in action.nodes)
                 state = replace(state, roster=(*active, *action.nodes, *spare), standby=len(spare))
     if record.event is None:
-        return state
+        # of an older version, for which an incident had dealt with all signals there were
+        return replace(state, signals=()) if state.signals else state
     memory = evolve(state.memory, record.event, record.actions, record.incident)
     state = replace(state, memory=memory) if memory is not state.memory else state
     if state.signals and isinstance(record.event, d.NodeFault | d.NetworkAlert | d.HardwareReading | d.SensorBlind):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from evertrain.decide import planned, storing
@@ -25,13 +27,19 @@ def desired(
     fetches: tuple[Fetch, ...] = (),
     check: int = 0,
     reach: tuple[Peer, ...] = (),
+    running: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Desired:
-    """Everything that `node` should be doing now; its part in backups and restores is decided for all nodes at once."""
-    placement = state.placement()
-    ranks = tuple(rank for rank, placed in placement.items() if placed == node)
+    """Everything that `node` should be doing now.
+
+    Its part in backups and restores is decided for all nodes at once. `running` are the ranks of the active attempt by
+    node; whoever asks for many nodes looks them up once.
+    """
+    ranks = state.ranks_on(node)
     attempts: list[DesiredAttempt] = []
-    if state.active is not None and node in state.active.started.placement.values():
-        attempts.append(_current(state, state.active, spec, node))
+    if running is None:
+        running = state.active.by_node() if state.active is not None else {}
+    if state.active is not None and node in running:
+        attempts.append(_current(state, state.active, running, spec, node))
     if ranks and _prepares(state, picture, spec, node):
         store = node == state.active_nodes()[0]
         attempts.append(
@@ -91,10 +99,10 @@ def _prepares(state: JobState, picture: Picture, spec: ControllerSpec, node: str
     return ahead and spec.master_port is None and active.resumed is not None and state.incident is None
 
 
-def _current(state: JobState, attempt: Attempt, spec: ControllerSpec, node: str) -> DesiredAttempt:
-    started = attempt.started
-    ranks = tuple(sorted(rank for rank, placed in started.placement.items() if placed == node))
-    nodes = tuple(dict.fromkeys(started.placement.values()))
+def _current(
+    state: JobState, attempt: Attempt, running: Mapping[str, tuple[int, ...]], spec: ControllerSpec, node: str
+) -> DesiredAttempt:
+    started, ranks, nodes = attempt.started, running[node], tuple(running)
     store = node == nodes[0]
     if attempt.ending is not None:
         return DesiredAttempt(

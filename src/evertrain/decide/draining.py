@@ -8,21 +8,10 @@ A wish is a record in the log (`AllowAsked`, `DrainAsked`); the ladder gets it a
 
 from __future__ import annotations
 
-from evertrain.decide import planned
+from evertrain.decide import eviction, planned
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import JobState
-from evertrain.model import decisions as d
 from evertrain.model import records as r
-
-
-def events(state: JobState, now: float) -> list[d.AnyEvent]:
-    """The wishes that nobody has decided about yet."""
-    return [
-        d.NodeAllowed(time=now, node=one.node, because=one.because)
-        if isinstance(one, r.AllowAsked)
-        else d.DrainRequested(time=now, node=one.node, because=one.because)
-        for one in state.asked
-    ]
 
 
 def allow_refusal(state: JobState, node: str) -> str:
@@ -50,7 +39,9 @@ def refusal(state: JobState, picture: Picture, node: str) -> str:
         return "with --observe-only nothing is done"
     if other := next((one.node for one in state.asked if isinstance(one, r.DrainAsked) and one.node != node), None):
         return f"{other} is being drained; ask again when training is back"
-    if stuck := [name for name in state.active_nodes() if _state(state, name) == "unusable"]:
+    if stuck := [
+        name for name in state.active_nodes() if name in state.nodes and state.nodes[name].state == "unusable"
+    ]:
         return f"{stuck[0]} is unusable ({state.nodes[stuck[0]].because}): the ranks cannot all be ended"
     if planned.pending(state) is not None or planned.verifying(state) is not None:
         return "the job is being restarted; ask again when training is back"
@@ -62,28 +53,11 @@ def refusal(state: JobState, picture: Picture, node: str) -> str:
         return "its ranks have not been started yet"
     if any(picture.connected(one) for one in state.usable_standbys()):
         return ""
-    return _cannot_shrink(state, node)
+    why = eviction.why_not_smaller(state, 1)
+    return f"no standby is ready to take over the ranks of {node}, and {why}" if why else ""
 
 
 def _not_part(state: JobState, node: str) -> str:
     if blocked := state.memory.blocked.get(node):
         return f"{node} is out already: {blocked.because}"
     return f"{node} is not part of this job; its nodes are {', '.join(state.roster[:8]) or 'not settled yet'}"
-
-
-def _cannot_shrink(state: JobState, node: str) -> str:
-    """Why the job cannot go on without the node, where nobody takes its place; empty: it can."""
-    assert state.run is not None
-    nobody = f"no standby is ready to take over the ranks of {node}"
-    least, left = state.run.least, len(state.active_nodes()) - 1
-    if least is None:
-        return f"{nobody}, and the job may not go on with fewer nodes (--standby S, --nnodes MIN:MAX)"
-    if left < least:
-        return f"{nobody}, and the job needs {least} nodes (--nnodes {least}:…)"
-    if not state.stored:
-        return f"{nobody}, and fewer nodes could go on only from a shared store, which holds no step yet"
-    return ""
-
-
-def _state(state: JobState, node: str) -> str:
-    return state.nodes[node].state if node in state.nodes else "joining"

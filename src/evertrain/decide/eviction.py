@@ -115,7 +115,8 @@ def remove(state: JobState, policy: Policy, now: float, removal: Removal) -> tup
             ),
         )
     kept = nodes[len(spare) :]
-    stays = f"{why}: {lack}{'' if spare else _why_not_smaller(state, removal)}"
+    smaller = "" if spare or not removal.may_shrink else f", and {why_not_smaller(state, missing)}"
+    stays = f"{why}: {lack}{smaller}"
     question = f"{listed(kept)} should go and there is nothing to replace it with"
     if not spare:
         return stay(state, removal, kept, stays, question)
@@ -181,21 +182,22 @@ def full_size(state: JobState) -> int:
 
 
 def may_shrink(state: JobState, by: int) -> bool:
-    """With another number of ranks only what the shared store has can be gone on from."""
+    """Whether training may go on with so many nodes less."""
+    return not why_not_smaller(state, by)
+
+
+def why_not_smaller(state: JobState, by: int) -> str:
+    """Why training cannot go on with so many nodes less; empty: it can."""
     assert state.run is not None
     least = state.run.least
-    return least is not None and len(state.active_nodes()) - by >= least and bool(state.stored)
-
-
-def _why_not_smaller(state: JobState, removal: Removal) -> str:
-    assert state.run is not None
-    if not removal.may_shrink:
-        return ""
-    if state.run.least is None:
-        return ", and the job never goes on with fewer nodes (--nnodes MIN:MAX lets it)"
+    if least is None:
+        return "the job never goes on with fewer nodes (--nnodes MIN:MAX lets it)"
+    if len(state.active_nodes()) - by < least:
+        return f"{least} nodes is the least that the job may have"
     if not state.stored:
-        return ", and nothing is in the shared store that fewer nodes could go on from"
-    return f", and {state.run.least} nodes is the least that the job may have"
+        # with another number of ranks only what the shared store has can be gone on from
+        return "nothing is in the shared store that fewer nodes could go on from"
+    return ""
 
 
 def grown(state: JobState, actions: tuple[AnyAction, ...]) -> tuple[AnyAction, ...]:
@@ -230,16 +232,16 @@ def stays_out(memory: Memory, event: NodeTested, config: LadderConfig) -> str:
         return f"it was taken out by the user ({out.because}); {allow}"
     if out.is_certain:
         return f"no test of ours can clear it ({out.because}); {allow}"
-    if too_often := evicted_too_often(memory, node, event.time, config):
-        return f"{too_often}; {allow}"
+    if often := too_often(memory, node, event.time, config):
+        return f"{often}; {allow}"
     quiet_s = event.time - _last_seen(memory, node, out.since)
     if quiet_s < config.quiet_s:
         return f"its test passed; quiet for {quiet_s:.0f} of {config.quiet_s:.0f} s"
     return ""
 
 
-def evicted_too_often(memory: Memory, node: str, now: float, config: LadderConfig) -> str:
-    """How often within the window, where somebody has to let it back; else empty."""
+def too_often(memory: Memory, node: str, now: float, config: LadderConfig) -> str:
+    """How often it was evicted, where that is too often for it to come back by itself; else empty."""
     window_s = config.human_window_s
     times = sum(node in one.nodes and one.time >= now - window_s for one in memory.evictions)
     return f"evicted {times} times within {window_s / 86400:g} days" if times >= MOST_TIMES else ""

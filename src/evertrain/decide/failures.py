@@ -1,5 +1,6 @@
 """An attempt has failed: what follows? The part of the ladder that a job climbs, rung by rung.
 
+    stuck ───── `stuck` ──▶ a process that nothing ends: replace its node, whoever is to blame
     hang ────── `hang` ───▶ restart in place; hardware evidence, or again at the same node ──▶ evict
     node lost ─ `lost` ───▶ replace; else go on with fewer; else wait for it
     storage ─── `hold` ───▶ the next start waits, longer each time
@@ -70,6 +71,8 @@ def attempt_failed(state: JobState, event: AttemptFailed, policy: Policy) -> tup
 def _answer(state: JobState, event: AttemptFailed, policy: Policy, idle: int) -> tuple[AnyAction, ...]:
     if event.source == "lost":
         return lost(state, event, policy)
+    if held := eviction.still_active(state, event.stuck):
+        return stuck(state, event, policy, held)
     if broken := _known_broken(state, policy, event.time):
         return broken
     if event.source == "hang":
@@ -106,13 +109,21 @@ def _known_broken(state: JobState, policy: Policy, now: float) -> tuple[AnyActio
     oldest = now - policy.ladder.repeat_window_s
     faults = state.memory.faults
     known = eviction.still_active(state, [node for node, fault in faults.items() if fault.time >= oldest])
-    spare = len(state.usable_standbys())
-    nodes = known[:spare]
-    if not nodes or eviction.over_budget(state, policy.ladder, now, len(nodes)):
+    nodes = known[: len(state.usable_standbys())]
+    while nodes and eviction.over_budget(state, policy.ladder, now, len(nodes)):
+        nodes = nodes[:-1]
+    if not nodes:
         return ()
     why = "; ".join(f"{node}: {faults[node].signal.replace('_', ' ')}, and now it can be replaced" for node in nodes)
     evidence = tuple(f"{node}: {faults[node].evidence}" for node in nodes)
     return eviction.remove(state, policy, now, Removal(nodes=nodes, why=why, evidence=evidence))
+
+
+def stuck(state: JobState, event: AttemptFailed, policy: Policy, nodes: tuple[str, ...]) -> tuple[AnyAction, ...]:
+    """A process sleeps in the kernel: whoever is to blame for the failure, a restart in place would wait for it."""
+    seen = f"a process on {listed(nodes)} does not end, SIGKILL notwithstanding"
+    removal = Removal(nodes=nodes, why=f"{_what(event)}; {seen}", evidence=(seen, *event.evidence))
+    return eviction.remove(state, policy, event.time, removal)
 
 
 # -- hang --------------------------------------------------------------------------------------------------------------
@@ -127,11 +138,6 @@ def hang(state: JobState, event: AttemptFailed, policy: Policy) -> tuple[AnyActi
         return (Restart(because=f"{_what(event)}: restart in place{_DECLARE}"),)
     if event.is_group:
         return _if_replaceable(state, event, policy, named, "one of this group hangs, nothing says which", group=True)
-    if event.unkillable and len(named) == 1:
-        why = f"{_what(event)}; a process there does not end"
-        # a restart in place would wait for that process
-        removal = Removal(nodes=named, why=why, evidence=(why, *event.evidence))
-        return eviction.remove(state, policy, event.time, removal)
     reasons = {node: reason for node in named if (reason := _against(state, event, policy, node))}
     if not reasons:
         return (Restart(because=f"{_what(event)}: restart in place, the first time{_DECLARE}"),)

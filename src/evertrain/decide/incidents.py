@@ -23,12 +23,12 @@ def watch(state: JobState, attempt: Attempt, verdict: Blame, step: int | None, n
 
 
 def over(state: JobState, now: float) -> list[AnyRecord]:
-    """Training had not come back to where it was: what is open ends where the next one begins."""
+    """Training had not come back to where it was: what is open ends where the next one begins. A wait goes on."""
     known = (state.incident, state.tolerated)
     return [
         r.IncidentClosed(time=now, incident=one.number, first_new_step=None, passed_time=None)
         for one in known
-        if one is not None
+        if one is not None and one.wait is None
     ]
 
 

@@ -22,7 +22,6 @@ from evertrain.decide.picture import Picture
 from evertrain.decide.state import JobState
 from evertrain.model import records as r
 from evertrain.model.config import MachinesConfig
-from evertrain.model.decisions import WaitForNodes
 from evertrain.model.records import AnyRecord
 from evertrain.model.spec import Seats
 
@@ -131,10 +130,8 @@ def _on_their_way(state: JobState, picture: Picture, now: float) -> list[str]:
 def _to_replace(state: JobState) -> frozenset[str]:
     """Who has a place that another one is wanted for: lost nodes, and those that an incident waits to be rid of."""
     lost = {node for node in state.roster if node in state.nodes and state.nodes[node].state == "lost"}
-    incident = state.incident
-    undecided = incident.decisions if incident is not None and incident.decided is None else ()
-    waits = (action for one in undecided for action in one.actions if isinstance(action, WaitForNodes))
-    return frozenset(lost.union(*(wait.instead_of for wait in waits)).intersection(state.roster))
+    wait = state.waiting.wait if state.waiting is not None else None
+    return frozenset(lost.union(wait.instead_of if wait is not None else ()).intersection(state.roster))
 
 
 def arrivals(state: JobState, picture: Picture) -> list[str]:
@@ -144,8 +141,10 @@ def arrivals(state: JobState, picture: Picture) -> list[str]:
         return []
     all_ = run.seats.all if run.seats is not None else len(run.nodes)
     wanted = all_ - len(state.roster) + len(_to_replace(state))
-    out = (*state.roster, *state.memory.blocked)
-    return [node for node in state.known_nodes() if node not in out and picture.connected(node)][: max(0, wanted)]
+    if wanted <= 0:
+        return []
+    out = {*state.roster, *state.memory.blocked}
+    return [node for node in state.known_nodes() if node not in out and picture.connected(node)][:wanted]
 
 
 def _is_here(state: JobState, picture: Picture, node: str, now: float) -> bool:

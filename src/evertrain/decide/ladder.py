@@ -77,15 +77,14 @@ def step(state: JobState, event: AnyEvent, policy: Policy) -> tuple[JobState, tu
     return apply(state, decided), decided.actions
 
 
-def decision(state: JobState, event: AnyEvent, policy: Policy, policy_hash: str) -> Decided:
-    """The record of a decision, to be written before anything of it is done.
-
-    A decision about a node belongs to an incident where one is open for that very node and waits for it.
-    """
+def decision(
+    state: JobState, event: AnyEvent, policy: Policy, policy_hash: str, incident: int | None = None
+) -> Decided:
+    """The record of a decision, to be written before anything of it is done; `incident` is what it belongs to."""
     actions = decide(state, event, policy)
     return Decided(
         time=event.time,
-        incident=_incident_of(state, event, actions),
+        incident=incident,
         action=strongest(actions),
         because=actions[0].because if actions else _NOTHING.get(type(event), "nothing waits for this any more"),
         event=event,
@@ -173,11 +172,14 @@ def _faulty(
         return (Tolerate(node=node, because=f"{why}: the job is ending anyway"),)
     if used_up := failures.restarts_used_up(state):
         return (Tolerate(node=node, because=f"{why}: training goes on for as long as it can; {used_up}"),)
-    if (waiting := _waiting(state)) is not None and node in waiting[1].instead_of:
-        return (Tolerate(node=node, because=f"{why}: a node in its place is waited for already"),)
-    actions = eviction.remove(
-        state, policy, event.time, Removal(nodes=(node,), why=why, evidence=evidence, has_failed=False)
-    )
+    nodes: tuple[str, ...] = (node,)
+    if (waiting := state.waiting) is not None and (wait := waiting.wait) is not None:
+        if node in wait.instead_of:
+            return (Tolerate(node=node, because=f"{why}: a node in its place is waited for already"),)
+        # one more for the same wait
+        nodes, evidence = (*_still_to_go(state, waiting, wait), node), (*wait.evidence, *evidence)
+    removal = Removal(nodes=nodes, why=why, evidence=evidence, has_failed=False)
+    actions = eviction.remove(state, policy, event.time, removal)
     known = state.memory.faults.get(node)
     is_known = known is not None and known.time >= event.time - policy.ladder.repeat_window_s
     if is_known and not isinstance(actions[0], Evict):
@@ -196,9 +198,8 @@ def _spare(node: str, because: str, evidence: tuple[str, ...], *, planned: bool 
 
 def node_ready(state: JobState, event: NodeReady, policy: Policy) -> tuple[AnyAction, ...]:
     """A standby takes over at once where an incident waits for it; else it waits."""
-    waiting = _waiting(state)
-    if waiting is not None:
-        return _replaced(state, event, policy, *waiting)
+    if (waiting := state.waiting) is not None and (wait := waiting.wait) is not None:
+        return _replaced(state, event, policy, waiting, wait)
     if instead := _awaited(state):
         because = "; ".join(f"{node} is lost: {state.nodes[node].because}" for node in instead)
         removal = Removal(nodes=instead, why=because, evidence=(because,), lost=True)
@@ -240,7 +241,7 @@ def _awaited(state: JobState) -> tuple[str, ...]:
 def nobody_came(state: JobState, event: NobodyCame, policy: Policy) -> tuple[AnyAction, ...]:
     """The wait is over: what can be replaced is, and training goes on."""
     incident = state.incidents.get(event.incident)
-    wait = _wait_of(incident) if incident is not None else None
+    wait = incident.wait if incident is not None else None
     nodes = _still_to_go(state, incident, wait) if incident is not None and wait is not None else ()
     if incident is None or wait is None or not nodes:
         return (Restart(because=f"incident {event.incident}: nothing is waited for any more: restart in place"),)
@@ -319,44 +320,9 @@ def _waits(state: JobState, number: int) -> bool:
     return incident is None or (incident.decided is None and incident.closed is None)
 
 
-def _waiting(state: JobState) -> tuple[Incident, WaitForNodes] | None:
-    """The incident that is held up until nodes come."""
-    for number in reversed(state.open_incidents):
-        incident = state.incidents[number]
-        if incident.decided is None and (wait := _wait_of(incident)) is not None:
-            return incident, wait
-    return None
-
-
-def _wait_of(incident: Incident) -> WaitForNodes | None:
-    actions = (action for one in reversed(incident.decisions) for action in one.actions)
-    return next((action for action in actions if isinstance(action, WaitForNodes)), None)
-
-
 def _asked_for(incident: Incident, wait: WaitForNodes) -> str:
     """Why nodes were waited for, without what was said of the wait itself."""
     return f"incident {incident.number} ({incident.opened.cause}): {listed(wait.instead_of)} should go"
-
-
-def _incident_of(state: JobState, event: AnyEvent, actions: tuple[AnyAction, ...]) -> int | None:
-    match event:
-        case HardwareReading() | SensorBlind():
-            return None
-        case NodeFault() | NetworkAlert():
-            if isinstance(actions[0], Tolerate) or (isinstance(actions[0], Evict) and actions[0].spare):
-                return None
-            incident = state.incident
-            if incident is None or incident.decided is not None or event.node not in incident.opened.nodes:
-                return None
-            return incident.number
-        case AttemptFailed() | Answered() | NobodyCame() | Proven():
-            return event.incident if event.incident in state.incidents else None
-        case NodeReady():
-            if (waiting := _waiting(state)) is not None:
-                return waiting[0].number
-            acts = any(isinstance(action, Evict) for action in actions)
-            return state.incident.number if acts and state.incident is not None else None
-    return None
 
 
 def _told(event: NodeFault | NetworkAlert | HardwareReading) -> str:

@@ -28,15 +28,15 @@ def look(state: JobState, picture: Picture, config: MachinesConfig, now: float) 
     broken = {node for node, length_s in silent_s.items() if length_s >= _broken_s(config)}
     if not broken or not most_are_heard(state, picture):
         return []
-    if not _saw_it_go(attempt, [now - silent_s[node] for node in broken]):
-        broken = {node for node in broken if silent_s[node] >= config.lost_s}
-        if not broken or not _peers_are_stalled(attempt, picture, config, now):
+    gone = {node for node in broken if _is_seen_going(attempt, picture, now - silent_s[node], now)}
+    how = "connections to its ranks have broken"
+    if not gone:
+        gone = {node for node in broken if silent_s[node] >= config.lost_s}
+        if not gone or not _peers_are_stalled(attempt, picture, config.lost_s, now):
             return []
         how = "the ranks that wait for it stand still"
-    else:
-        how = "connections to its ranks have broken"
     records: list[AnyRecord] = []
-    for node in sorted(broken):
+    for node in sorted(gone):
         because = f"silent for {silent_s[node]:.0f} s, and {how}"
         records.append(r.NodeChanged(time=now, node=node, state="lost", because=because))
         ends = (r.RankEnd(rank=rank, node=node, pid=0, status=None, ended_time=now) for rank in alive[node])
@@ -45,7 +45,10 @@ def look(state: JobState, picture: Picture, config: MachinesConfig, now: float) 
 
 
 def away(state: JobState, picture: Picture, config: MachinesConfig, node: str, now: float) -> str:
-    """Why a node that is needed counts as lost, when a standby could take its place; empty: it does not."""
+    """Why a node that is needed counts as lost, when a standby could take its place; empty: it does not.
+
+    Nothing runs that could be harmed, so a short silence is enough.
+    """
     if picture.connected(node) or not state.usable_standbys() or not most_are_heard(state, picture):
         return ""
     silent_s = now - since(state, picture, node)
@@ -63,11 +66,14 @@ def most_are_heard(state: JobState, picture: Picture) -> bool:
     return sum(map(picture.connected, nodes)) * 2 > len(nodes) - 1
 
 
-def _saw_it_go(attempt: Attempt, silent_since: list[float]) -> bool:
-    """Whether ranks lost a connection when the node fell silent or later, and none that can be heard is the reason."""
+def _is_seen_going(attempt: Attempt, picture: Picture, silent_since: float, now: float) -> bool:
+    """Whether ranks lost a connection when the node fell silent or later, and nobody who can be heard is the reason.
+
+    Who still runs may be that reason: its end may not have been told yet.
+    """
     failures = attempt.failures()
-    lost_it = any(end.follower and end.ended_time >= min(silent_since) - _BEFORE_S for end in failures)
-    return lost_it and all(end.follower for end in failures)
+    lost_it = any(end.follower and end.ended_time >= silent_since - _BEFORE_S for end in failures)
+    return lost_it and all(end.follower for end in failures) and _peers_are_stalled(attempt, picture, 0.0, now)
 
 
 def since(state: JobState, picture: Picture, node: str) -> float:
@@ -75,11 +81,11 @@ def since(state: JobState, picture: Picture, node: str) -> float:
     return picture.nodes[node].since if node in picture.nodes else state.term_time
 
 
-def _peers_are_stalled(attempt: Attempt, picture: Picture, config: MachinesConfig, now: float) -> bool:
+def _peers_are_stalled(attempt: Attempt, picture: Picture, for_s: float, now: float) -> bool:
     """Whether every rank that can be heard has ended or stood still for as long; unknown where nobody is heard."""
     placement = attempt.started.placement
     if not any(picture.connected(node) for node in placement.values()):
         return False
     running = {rank for rank in attempt.alive() if picture.connected(placement[rank])}
-    still = {one.rank for one in picture.activities(placement, now) if one.still_s >= config.lost_s}
+    still = {one.rank for one in picture.activities(placement, now) if one.still_s >= for_s}
     return running <= still

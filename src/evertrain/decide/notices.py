@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from evertrain.decide import answering, incidents, joining, standbys
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
@@ -61,7 +63,13 @@ def _incident_of(
     now, number = event.time, max(state.incidents, default=0) + 1
     decided = answering.decision(state, event, number)
     evict = next((action for action in decided.actions if isinstance(action, d.Evict)), None)
-    acts = bool(answering.evicted_ranks_of(state, decided)) or answering.waits(decided) is not None
+    waits = any(isinstance(action, d.WaitForNodes) for action in decided.actions)
+    acts = bool(answering.evicted_ranks_of(state, decided)) or waits
+    if acts and state.waiting is not None:
+        # one more node for the same wait, or the end of it
+        return answering.answer(state, event, state.waiting.number)
+    if not acts and (raised.node in state.memory.faults or raised.node not in state.roster):
+        return answering.answer(state, event)  # it is known, and has been told: a sensor may say so every second
     attempt = state.attempt
     verdict = Blame(
         source="signal",
@@ -84,13 +92,19 @@ def _replaceable_now(state: JobState, picture: Picture, now: float) -> list[AnyR
     """A node is known to be broken and had to stay, and a standby has become ready since."""
     if not state.memory.faults or state.active is None or state.active.ending is not None:
         return []
-    broken = [fault for node, fault in state.memory.faults.items() if node in state.active_nodes()]
+    oldest = now - state.policies[state.policy].ladder.repeat_window_s
+    broken = [fault for fault in state.memory.faults.values() if fault.time >= oldest and _is_active(state, fault.node)]
     for fault in broken if state.usable_standbys() else ():
-        event = d.NodeFault(time=now, node=fault.node, signal=fault.signal, evidence=fault.evidence)
+        # an alert that is old by now is none any more
+        event = replace(fault, time=now)
         if answering.evicted_ranks_of(state, answering.decision(state, event)):
             again = r.SignalRaised(time=now, node=fault.node, signal=fault.signal, evidence=fault.evidence)
             return _incident_of(state, picture, again, event)
     return []
+
+
+def _is_active(state: JobState, node: str) -> bool:
+    return node in state.roster and node not in state.standbys()
 
 
 def _category(signal: str) -> str:

@@ -33,11 +33,12 @@ def instead(event: AnyEvent, actions: tuple[AnyAction, ...]) -> tuple[AnyAction,
             return actions
         what = f"{who(event)} ({event.cause})"
         return (Stop(because=f"{what}; with --observe-only nothing is restarted (it would: {would})"),)
-    if not would:
+    # an incident never gets further than its first decision: nothing is asked or waited for
+    if not would or isinstance(event, Answered | NobodyCame | Proven):
         return actions
-    if isinstance(event, Answered | NobodyCame | Proven):
-        return ()
-    return (Tolerate(node=event.node, because=f"with --observe-only: would {would}: {actions[0].because}"),)
+    first = actions[0]
+    why = "; ".join(first.evidence) if isinstance(first, Evict) else first.because
+    return (Tolerate(node=event.node, because=f"with --observe-only nothing is done; it would {would}: {why}"),)
 
 
 def _in_words(action: AnyAction) -> str:

@@ -149,7 +149,9 @@ def _left(state: JobState, picture: Picture) -> list[str]:
     if not out:
         return []
     unseen = {placement[rank] for rank, end in attempt.ends.items() if end.status is None}
-    return [node for node in out if node not in unseen]
+    reports = {node: report for node in out if node not in unseen and (report := picture.report(node)) is not None}
+    # without its keeper an agent does not know whether something still writes, and never will
+    return [node for node, report in reports.items() if report.keeper is not None]
 
 
 # -- what lies on other nodes ----------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def advance(
     return now_at
 
 
-def order(now_at: Rounds, state: JobState, node: str, config: CheckpointConfig) -> RoundOrder | None:
+def order(now_at: Rounds, node: str, config: CheckpointConfig, *, has_ranks: bool = True) -> RoundOrder | None:
     """What `node` is to do for it; one without ranks has nothing of its own to write."""
     if not now_at.known:
         return None
@@ -128,7 +128,7 @@ def order(now_at: Rounds, state: JobState, node: str, config: CheckpointConfig) 
         kept=now_at.kept,
         pulls=(now_at.pulls or {}).get(node, ()),
         backups=tuple(save for save in (now_at.last, now_at.save) if save is not None),
-        disk=now_at.disk if node in state.active_nodes() else None,
+        disk=now_at.disk if has_ranks else None,
         bytes_per_s=config.peer_bytes_per_s,
     )
 

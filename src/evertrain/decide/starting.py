@@ -22,7 +22,7 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
         return []
     if missing := _not_ready(state, picture):
         return _give_up_waiting(state, picture, config, now, missing)
-    if not resume.all_read(state, picture) or _may_speak_yet(state, picture, config, now):
+    if not resume.all_read(state, picture):
         return []
     assert state.run is not None
     nodes = state.active_nodes()
@@ -30,6 +30,8 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
     report = picture.report(nodes[0])
     assert first is not None and first.store_port is not None and report is not None
     chosen = _chosen(state, picture)
+    if _may_speak_yet(state, picture, config, chosen, now):
+        return []
     if storing.must_look(state, picture, chosen, now, config.checkpoint):
         return []
     stored = storing.newer_than(chosen, state, picture, planned.latest_step(state))
@@ -67,7 +69,7 @@ def _is_held(state: JobState, now: float) -> bool:
     return undecided or now < state.memory.hold_until
 
 
-def _may_speak_yet(state: JobState, picture: Picture, config: Config, now: float) -> bool:
+def _may_speak_yet(state: JobState, picture: Picture, config: Config, chosen: Resume | None, now: float) -> bool:
     """Whether a node that was taken out and cannot be heard may still say what it holds, and that would help.
 
     Its agent may just be starting again; what its memory holds may be all that there is.
@@ -77,10 +79,9 @@ def _may_speak_yet(state: JobState, picture: Picture, config: Config, now: float
         return False
     if now - state.since(attempt.ended.time) > min(_SPEAKS_S, config.machines.broken_s):
         return False
-    chosen, reached = _chosen(state, picture), attempt.ended.step
+    reached, placement = attempt.ended.step, attempt.started.placement
     if chosen is not None and reached is not None and chosen.step >= reached:
         return False
-    placement = attempt.started.placement
     stuck = {placement[rank] for rank in picture.stuck(attempt.number)}
     out = set(placement.values()) - set(state.roster) - stuck
     return any(state.nodes[node].state == "evicted" and not _has_spoken(picture, node, attempt) for node in out)

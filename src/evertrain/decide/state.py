@@ -29,6 +29,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         """Ranks not known to have ended."""
         return tuple(rank for rank in self.started.placement if rank not in self.ends)
 
+    def by_node(self) -> dict[str, tuple[int, ...]]:
+        """All its ranks, by the node that they were placed on, in the order of the nodes."""
+        found: dict[str, list[int]] = {}
+        for rank, node in self.started.placement.items():
+            found.setdefault(node, []).append(rank)
+        return {node: tuple(ranks) for node, ranks in found.items()}
+
     def alive_by_node(self) -> dict[str, list[int]]:
         """The same by the node that they were placed on; nodes with none are left out."""
         found: dict[str, list[int]] = {}
@@ -61,6 +68,14 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def number(self) -> int:
         return self.opened.incident
+
+    @property
+    def wait(self) -> d.WaitForNodes | None:
+        """The nodes that it is held up for; None where it is for none."""
+        if self.decided is not None or self.closed is not None:
+            return None
+        actions = (action for one in reversed(self.decisions) for action in one.actions)
+        return next((action for action in actions if isinstance(action, d.WaitForNodes)), None)
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +178,12 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
         return next((one for one in incidents if one.opened.tolerated is tolerated), None)
 
     @property
+    def waiting(self) -> Incident | None:
+        """The incident that is held up until nodes come."""
+        incidents = (self.incidents[number] for number in reversed(self.open_incidents))
+        return next((one for one in incidents if one.wait is not None), None)
+
+    @property
     def closing(self) -> bool:
         """No further attempt will start."""
         if self.stop is not None:
@@ -202,6 +223,12 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
             and seen.state == "standby"
             and not any(node in table for table in held)
         )
+
+    def ranks_on(self, node: str) -> tuple[int, ...]:
+        """Those that are placed on one node: cheap, where `placement` names all ranks of all nodes."""
+        assert self.run is not None
+        active, nproc = self.active_nodes(), self.run.nproc_per_node
+        return tuple(range(first := active.index(node) * nproc, first + nproc)) if node in active else ()
 
     def placement(self) -> dict[int, str]:
         """Ranks stay with their node, in the order of the nodes; empty until the nodes are settled."""

@@ -30,14 +30,14 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
     attempt = state.attempt
     if attempt is None or attempt.number != incident.opened.attempt:
         return []
-    unkillable = attempt.ended is None and attempt.ending is not None and closing.at_rest(state, picture)
-    if attempt.ended is None and not (unkillable and state.usable_standbys()):
+    is_stuck = attempt.ended is None and attempt.ending is not None and closing.at_rest(state, picture)
+    if attempt.ended is None and not (is_stuck and state.usable_standbys()):
         return []  # it may let go yet, and nobody else could take its place
-    event = _failed(attempt, incident, now, unkillable=unkillable)
+    event = _failed(attempt, incident, now, stuck=tuple(attempt.alive_by_node()) if is_stuck else ())
     return answering.answer(state, event, incident.number)
 
 
-def _failed(attempt: Attempt, incident: Incident, now: float, *, unkillable: bool) -> d.AttemptFailed:
+def _failed(attempt: Attempt, incident: Incident, now: float, *, stuck: tuple[str, ...]) -> d.AttemptFailed:
     opened = incident.opened
     ends = [attempt.ends[rank] for rank in opened.ranks if rank in attempt.ends]
     own = next((end.error for end in ends if end.error is not None and not end.follower), None)
@@ -55,7 +55,7 @@ def _failed(attempt: Attempt, incident: Incident, now: float, *, unkillable: boo
         signature=own.signature() if raised and own is not None else "",
         confidence=opened.confidence,
         evidence=opened.evidence,
-        unkillable=unkillable,
+        stuck=stuck,
         is_damage=any(exits.is_damage(end.error) for end in attempt.ends.values()),
     )
 
@@ -63,9 +63,8 @@ def _failed(attempt: Attempt, incident: Incident, now: float, *, unkillable: boo
 def _waiting(state: JobState, incident: Incident, config: Config, now: float) -> list[AnyRecord]:
     """Nodes that are ready now; a wait that is over; an answer that has not come in time."""
     last = incident.decisions[-1]
-    for decided in reversed(incident.decisions):
-        if (wait := answering.waits(decided)) is not None:
-            return _for_nodes(state, incident, wait, now)
+    if (wait := incident.wait) is not None:
+        return _for_nodes(state, incident, wait, now)
     asked = next((action for action in last.actions if type(action) in _RUNGS), None)
     if asked is None or now - state.since(last.time) > config.ladder.inspect_limit_s:
         rung = _RUNGS[type(asked)] if asked is not None else "inspect"
@@ -91,12 +90,15 @@ def _for_nodes(state: JobState, incident: Incident, wait: d.WaitForNodes, now: f
     return [decided, *more]
 
 
-def waits_for_nodes(state: JobState) -> bool:
-    """Whether an incident cannot be decided before nodes come."""
-    incident = state.incident
-    if incident is None or incident.decided is not None:
-        return False
-    return any(answering.waits(one) is not None for one in incident.decisions)
+def nodes_wanted(state: JobState) -> tuple[int, str]:
+    """How many nodes the platform should bring, and why; 0: none."""
+    if state.closing or state.ended is not None or state.run is None or state.run.seats is None:
+        return 0, ""
+    if state.waiting is not None and (wait := state.waiting.wait) is not None:
+        return wait.nodes, wait.because
+    lost = [node for node in state.active_nodes() if node in state.nodes and state.nodes[node].state == "lost"]
+    missing = len(lost) - len(state.usable_standbys())
+    return (missing, f"{', '.join(lost[:4])}: lost, and nobody can take over") if lost and missing > 0 else (0, "")
 
 
 def missing(state: JobState, node: str, because: str, now: float) -> list[AnyRecord]:

@@ -1,12 +1,12 @@
 """Which knobs are there, and what are their defaults? One Struct a topic; durations in seconds.
 
-`--config file.yaml` fills this tree; a key that is not here is refused there, with the nearest known name. The Structs
-themselves pass it over: parts of the tree stand in event logs, and those of other versions have to be read.
+`--config file.yaml` fills this tree; a key that is not here is refused with the nearest known name (`cli.config`). What
+stands in the event log as well, `RestartConfig` and `LadderConfig`, can be read there with keys of other versions.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -28,7 +28,7 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So long may a node that is needed stay away, or a process that nothing ends, before the job ends."""
 
 
-class HangConfig(msgspec.Struct, frozen=True, kw_only=True):
+class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long without a step is too long."""
 
     still_limit_s: float = 10.0
@@ -57,7 +57,7 @@ class HangConfig(msgspec.Struct, frozen=True, kw_only=True):
 class LadderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What it takes to evict a node, and what happens to it then."""
 
-    alerts_to_evict: int = 2
+    alerts_to_evict: Annotated[int, msgspec.Meta(ge=1, le=32)] = 2
     """Network alerts of one node,"""
     alert_window_s: float = 300.0
     """... within so long."""
@@ -71,9 +71,9 @@ class LadderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """... or, where steps are not seen, after so long."""
     reattempts: int = 1
     """Plain restarts of one chain of failures after all checks have passed."""
-    budget_nodes: int = 1
+    budget_nodes: Annotated[int, msgspec.Meta(ge=0)] = 1
     """So many nodes of a job may be evicted within the window,"""
-    budget_fraction: float = 0.1
+    budget_fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
     """... or this part of its nodes, where that is more."""
     budget_window_s: float = 3600.0
     """Of the two limits above."""
@@ -91,7 +91,7 @@ class LadderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """... evicted twice within so long, it returns only by `evertrain node allow`."""
 
 
-class MachinesConfig(msgspec.Struct, frozen=True, kw_only=True):
+class MachinesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job on several machines."""
 
     join_s: float = 600.0
@@ -102,10 +102,11 @@ class MachinesConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A node that is silent for so long, while the ranks that wait for it stand still, is lost; one that hears nothing
     from the first node and whose ranks make no progress ends after so long."""
     broken_s: float = 10.0
-    """A silent node is lost after so long already where connections to its ranks have broken."""
+    """A silent node is lost after so long already where connections to its ranks have broken, or where nothing runs and
+    a standby could take its place."""
 
 
-class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True):
+class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where new nodes come from, when the job is short of them."""
 
     request_command: str = ""
@@ -115,7 +116,7 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So long may it take before it is ended."""
 
 
-class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the agents look and talk."""
 
     heartbeat_s: float = 1.0
@@ -124,7 +125,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So often it looks at the telemetry pages of its ranks."""
 
 
-class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where checkpoints go from the memory of their own node, and how often."""
 
     peers: bool = True
@@ -151,7 +152,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So long is the store waited for at the start of a run; after that the event log alone says what it holds."""
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole tree."""
 
     grace_s: float = 25.0

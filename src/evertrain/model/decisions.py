@@ -82,8 +82,8 @@ class AttemptFailed(Event, frozen=True, kw_only=True):
     """Of an exception of the script: type and line. Empty: it is not the script that raised."""
     confidence: float = 1.0
     evidence: tuple[str, ...] = ()
-    unkillable: bool = False
-    """A process there does not end, SIGKILL notwithstanding."""
+    stuck: tuple[str, ...] = ()
+    """Nodes with a process that does not end, SIGKILL notwithstanding; whoever is to blame, nothing can start there."""
     is_group: bool = False
     """`nodes` are a whole parallel group: nothing could narrow it down."""
     is_damage: bool = False

@@ -31,6 +31,8 @@ class RunStarted(Record, frozen=True, kw_only=True):
     nproc_per_node: int
     fresh: bool
     """Nothing of earlier runs is resumed: asked for, or the job had completed."""
+    forgets: bool = False
+    """`--fresh`: nothing is held against a node any more. A job that is run again after its end does not forget."""
     start: str
     command: str
     mesh: str | None = None

@@ -18,6 +18,7 @@ from evertrain.platforms.base import Platform
 _log = logging.getLogger(__name__)
 
 _MOST_LINES = 200
+_LAST_WORDS_S = 2.0
 
 
 class Command:
@@ -83,7 +84,7 @@ class Command:
         except subprocess.TimeoutExpired:
             too_long = True
             _kill(process)
-            said, _ = process.communicate()
+            said = _last_words(process)
         with self._state:
             self._running = None
         lines = said.splitlines()[-_MOST_LINES:]
@@ -94,6 +95,17 @@ class Command:
         if process.returncode and not self._closed:
             last = f": {lines[-1]}" if lines else ""
             return f"{named} failed with exit code {process.returncode}{last}"
+        return ""
+
+
+def _last_words(process: subprocess.Popen[str]) -> str:
+    """What it had said; a child in a session of its own may hold the pipe open for ever, and is not waited for."""
+    try:
+        return process.communicate(timeout=_LAST_WORDS_S)[0]
+    except subprocess.TimeoutExpired:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait()  # the shell itself is dead
         return ""
 
 

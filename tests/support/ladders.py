@@ -66,14 +66,7 @@ class Job:
         self.write(r.NodeChanged(time=self.now, node=node, state=state, because=f"it is {state}"))
 
     def start(self) -> None:
-        """The next attempt."""
-        self.write(
-            r.AttemptStarted(
-                time=self.now, attempt=self.state.next_attempt, restart_count=len(self.state.attempts),
-                placement=self.state.placement(), keepers={}, master_addr="", master_port=1, resume=None, tiers={},
-                reached=self.state.best_step,
-            )
-        )  # fmt: skip
+        self.write(next_attempt(self.state, self.now))
 
     def tell(self, event: d.AnyEvent) -> tuple[AnyAction, ...]:
         decided = ladder.decision(self.state, event, self.policy, self.hash, self._incident_of(event))
@@ -200,3 +193,10 @@ class Job:
 
 def names(actions: tuple[AnyAction, ...]) -> list[str]:
     return [type(action).__name__ for action in actions]
+
+
+def next_attempt(state: JobState, now: float) -> r.AttemptStarted:
+    return r.AttemptStarted(
+        time=now, attempt=state.next_attempt, restart_count=len(state.attempts), placement=state.placement(),
+        keepers={}, master_addr="", master_port=1, resume=None, tiers={}, reached=state.best_step,
+    )  # fmt: skip

@@ -280,20 +280,21 @@ class Conductor:
 
     def _tell(self) -> None:
         """Send each node what should be, when it has changed or the node has just connected."""
-        config, now, fetches = self._spec.config, self.now(), self._choose_fetches()
+        config, now, picture, fetches = self._spec.config, self.now(), self.picture, self._choose_fetches()
         running = self._state.active.by_node() if self._state.active is not None else {}
-        active = frozenset(self._state.active_nodes())
+        placed = self._state.ranks_by_node()
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
-                self.picture,
+                picture,
                 self._spec,
                 config,
                 node,
-                backup_round=rounds.order(self._rounds, node, config.checkpoint, has_ranks=node in active),
+                backup_round=rounds.order(self._rounds, node, config.checkpoint, has_ranks=node in placed),
                 fetches=fetches.get(node, ()),
-                check=standbys.check_number(self._state, self.picture, node, config, now),
-                reach=standbys.reach(self._state, self.picture, node),
+                check=standbys.check_number(self._state, picture, node, config, now),
+                reach=standbys.reach(self._state, picture, node),
+                placed=placed,
                 running=running,
             )
             order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))

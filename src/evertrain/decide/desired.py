@@ -27,21 +27,22 @@ def desired(
     fetches: tuple[Fetch, ...] = (),
     check: int = 0,
     reach: tuple[Peer, ...] = (),
+    placed: Mapping[str, tuple[int, ...]] | None = None,
     running: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Desired:
     """Everything that `node` should be doing now.
 
-    Its part in backups and restores is decided for all nodes at once. `running` are the ranks of the active attempt by
-    node; whoever asks for many nodes looks them up once.
+    Its part in backups and restores is decided for all nodes at once. `placed` are all ranks by node, `running` those
+    of the active attempt; whoever asks for many nodes looks them up once.
     """
-    ranks = state.ranks_on(node)
+    ranks = (state.ranks_by_node() if placed is None else placed).get(node, ())
     attempts: list[DesiredAttempt] = []
     if running is None:
         running = state.active.by_node() if state.active is not None else {}
     if state.active is not None and node in running:
         attempts.append(_current(state, state.active, running, spec, node))
     if ranks and _prepares(state, picture, spec, node):
-        store = node == state.active_nodes()[0]
+        store = ranks[0] == 0
         attempts.append(
             DesiredAttempt(
                 attempt=state.next_attempt, phase="prepare", ranks=ranks, store=store, store_port=spec.master_port

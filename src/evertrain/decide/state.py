@@ -224,12 +224,6 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
             and not any(node in table for table in held)
         )
 
-    def ranks_on(self, node: str) -> tuple[int, ...]:
-        """Those that are placed on one node: cheap, where `placement` names all ranks of all nodes."""
-        assert self.run is not None
-        active, nproc = self.active_nodes(), self.run.nproc_per_node
-        return tuple(range(first := active.index(node) * nproc, first + nproc)) if node in active else ()
-
     def placement(self) -> dict[int, str]:
         """Ranks stay with their node, in the order of the nodes; empty until the nodes are settled."""
         return {rank: node for node, ranks in self.ranks_by_node().items() for rank in ranks}

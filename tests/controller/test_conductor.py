@@ -1,0 +1,28 @@
+"""What the conductor does at every turn stays small where there are very many nodes."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+from evertrain.controller.conductor import Conductor
+from evertrain.controller.store import EventStore
+from evertrain.model.report import Desired
+from support import ladders
+from support.world import World
+
+
+async def test_thousands_of_nodes_are_told_at_once(tmp_path: Path) -> None:
+    world = World(1300, nproc=8, standby=20)
+    world.write(ladders.next_attempt(world.state, world.now))
+    store = EventStore(tmp_path / "events.db")
+    conductor = Conductor(world.spec, world.state, store)
+    orders: dict[str, Desired] = {}
+    for node in world.nodes:
+        conductor.connect(node, partial(orders.__setitem__, node))
+    began = time.process_time()
+    conductor._tell()
+    assert time.process_time() - began < 0.5, "no report is read and no rule applied meanwhile"
+    assert orders["node-1279"].ranks == tuple(range(1279 * 8, 1280 * 8)) and orders["node-1280"].ranks == ()
+    store.close()

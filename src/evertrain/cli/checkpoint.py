@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from evertrain.cli import look
 from evertrain.cli.parsing import Parser, did_you_mean
 from evertrain.model.errors import TroubleError, UsageError
+from evertrain.model.words import counted
 
 if TYPE_CHECKING:
     from evertrain.checkpoint.content import Content
@@ -155,7 +156,7 @@ def _verify(argv: Sequence[str]) -> int:
             who = ", ".join(f"{name} {one[name]}" for name in known if one[name] is not None)
             print(f"{who}: {one['why']} ({one['path']})")
         intact = sum(one["state"] == "intact" for one in checked)
-        of_steps = f"{len(steps)} step{'' if len(steps) == 1 else 's'}"
+        of_steps = counted(len(steps), "step")
         print(f"{intact} {'copy' if intact == 1 else 'copies'} of {of_steps} intact, {len(damaged)} damaged")
     return 1 if damaged else 0
 

@@ -25,6 +25,7 @@ from evertrain.locate import incident
 from evertrain.model.errors import EvertrainError, UsageError
 from evertrain.model.findings import Verdict
 from evertrain.model.signals import Signals
+from evertrain.model.words import counted
 from evertrain.observe import documents, rules
 
 _DO = {
@@ -158,7 +159,7 @@ def _show(verdict: Verdict, found: Pile) -> None:
         out.print("\nAlso considered", style="bold")
         for rule, reason in verdict.considered[:12]:
             out.print(_indented(out, f"{rule}: {plain(reason)}"), style="dim")
-    read = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in sorted(found.kinds.items())) or "nothing"
+    read = ", ".join(counted(count, kind) for kind, count in sorted(found.kinds.items())) or "nothing"
     lines = f"; {found.sieve.lines} lines, {found.sieve.looked} of them looked at closely" if found.sieve.lines else ""
     out.print(f"\nRead: {read}{lines}.", style="dim")
 

@@ -22,6 +22,7 @@ from evertrain.cli.places import Places
 from evertrain.cli.plan import Plan
 from evertrain.model import version
 from evertrain.model.errors import TroubleError
+from evertrain.model.words import counted
 
 ASK_AGAIN_S = 0.25
 PATIENT_S = 2.0
@@ -69,14 +70,12 @@ def _take_part(plan: Plan, here: Places, held: int, seat: Seat, ready: Callable[
         raise serve.cannot_write(here, error) from error
     address = plan.local_addr or seat.address
     supervisor = serve.assemble(plan, here, [], plan.machines.url, seat.token, serve.owner_pipe(plan), address)
-    serve.say(f"job {here.job}: this node is {here.member}, with {_ranks(plan.nproc)}; served by {plan.machines.url}")
+    serve.say(
+        f"job {here.job}: this node is {here.member}, with {counted(plan.nproc, 'rank')}; served by {plan.machines.url}"
+    )
     for line in plan.notes:
         serve.say(line)
     return serve.supervise(supervisor, ready, lambda result: _show(here, result))
-
-
-def _ranks(number: int) -> str:
-    return f"{number} rank{'' if number == 1 else 's'}"
 
 
 def _show(here: Places, result: Json) -> int:

@@ -14,6 +14,7 @@ from evertrain.decide.replay import Again, replay
 from evertrain.model.decisions import AnyAction, AnyEvent
 from evertrain.model.errors import TroubleError
 from evertrain.model.records import AnyRecord, IncidentOpened
+from evertrain.model.words import counted
 
 _LONGEST = 100
 
@@ -50,7 +51,7 @@ def _lines(incident: int, log: list[AnyRecord], found: list[Again]) -> list[str]
     if not found:
         return [f"incident {incident}: nothing was decided about it"]
     begin = log[0].time
-    lines = [f"incident {incident}: {len(found)} decision{'s' * (len(found) != 1)}, taken again from the log"]
+    lines = [f"incident {incident}: {counted(len(found), 'decision')}, taken again from the log"]
     for one in found:
         decided = one.decided
         policy = f", policy {decided.policy}" if decided.policy else ""

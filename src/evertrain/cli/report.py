@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from evertrain.cli import look
 from evertrain.cli.plain import plain
 from evertrain.cli.registry import KnownJob
+from evertrain.model.words import counted
 
 Json = dict[str, Any]
 
@@ -91,11 +92,7 @@ def _show(report: Json) -> None:
 
 def _title(report: Json) -> str:
     runs = len(report["runs"])
-    return f"job {report['job']}: {_plural(runs, 'run')}, {_plural(len(report['attempts']), 'attempt')}"
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"job {report['job']}: {counted(runs, 'run')}, {counted(len(report['attempts']), 'attempt')}"
 
 
 def sections(report: Json) -> Iterator[Section]:

@@ -27,6 +27,7 @@ from evertrain.cli.supervisor import Supervisor
 from evertrain.cli.tail import Tail, Write
 from evertrain.cli.view import LiveLine
 from evertrain.model.errors import TroubleError
+from evertrain.model.words import counted
 
 Json = dict[str, Any]
 
@@ -159,12 +160,12 @@ def assemble(
 
 
 def _greeting(plan: Plan, here: Places) -> list[str]:
-    ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
+    ranks = counted(plan.world_size, "rank")
     nodes = f" on {plan.nodes.active} nodes" if plan.nodes.active > 1 else ""
     spare = f", {plan.nodes.standby} standby" if plan.nodes.standby else ""
     lines = [f"job {here.job}: {ranks}{nodes}{spare}; {_short(here.run_dir)}", DIFFERENCES, *plan.notes]
     if plan.nodes.least is not None:
-        fewer = f"{plan.nodes.least} node{'' if plan.nodes.least == 1 else 's'}"
+        fewer = counted(plan.nodes.least, "node")
         lines.append(f"where nodes are lost, {fewer} may go on from the shared store, then not bit for bit the same")
     if plan.machines is not None:
         given = launch.token(plan, os.environ) is not None

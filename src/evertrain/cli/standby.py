@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from evertrain.cli import look, registry
 from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
+from evertrain.model.words import counted
 
 if TYPE_CHECKING:
     from evertrain.decide.history import History
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         }
         print(json.dumps(answer))
         return 0
-    spare = f"{number} standby node{'' if number == 1 else 's'} for {sizing.counted(nodes, 'node')}"
+    spare = f"{counted(number, 'standby node')} for {counted(nodes, 'node')}"
     print(f"{spare}: on {args.quantile:.4g} of all days no more than {number} of them fail (--standby {number})")
     print(f"failures per node and day: {rate.daily:g} ({rate.because})")
     return 0

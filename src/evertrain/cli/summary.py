@@ -9,6 +9,7 @@ from typing import Any
 from evertrain.cli import supervisor as supervising
 from evertrain.cli.places import Places
 from evertrain.cli.plain import plain
+from evertrain.model.words import counted
 
 Json = dict[str, Any]
 SHOWN = 12
@@ -23,7 +24,7 @@ def show(here: Places, result: Json, seconds: float) -> int:
     out = tables.console(sys.stderr)
     out.print(f"evertrain: job {here.job} {result['state']}{_because(result)}")
     out.print(
-        f"  {tables.step(status)}, {_count(len(attempts), 'attempt')}, {_count(len(incidents), 'incident')}, "
+        f"  {tables.step(status)}, {counted(len(attempts), 'attempt')}, {counted(len(incidents), 'incident')}, "
         f"ETTR {tables.share(status['ettr'])}, {seconds:.1f} s",
     )
     if incidents:
@@ -51,10 +52,6 @@ def _failure(out: Any, failure: Json | None) -> None:
     out.print(f"  first failing rank: {failure['rank']} on {failure['node']}{how}")
     if failure["traceback"]:
         out.print(failure["traceback"].rstrip())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def give_up(name: str, log: Path, lines: int = 15) -> int:

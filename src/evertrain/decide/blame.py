@@ -11,6 +11,7 @@ import msgspec
 from evertrain.decide.state import Attempt, Incident, JobState
 from evertrain.detect import exits
 from evertrain.model import records as r
+from evertrain.model.words import counted
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +75,7 @@ def blame(state: JobState, attempt: Attempt, incident: Incident | None = None) -
 
 def _first_failure(first: r.RankEnd, failures: list[r.RankEnd]) -> Blame:
     followers = sum(end.follower for end in failures)
-    after = (
-        f"; {followers} other rank{'s' * (followers != 1)} ended after it with lost connections" if followers else ""
-    )
+    after = f"; {counted(followers, 'other rank')} ended after it with lost connections" if followers else ""
     return Blame(
         fault_time=first.failed_time,
         cause=exits.cause(first.status, first.error),

@@ -15,6 +15,7 @@ from math import exp
 import msgspec
 
 from evertrain.decide.history import History
+from evertrain.model.words import counted
 
 QUANTILE = 0.99
 USUAL_RATE = 0.0012
@@ -100,7 +101,3 @@ def _rounded_up(rate: float) -> float:
 
 def _days(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

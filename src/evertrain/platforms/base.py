@@ -17,7 +17,3 @@ class Platform(Protocol):
 
     def close(self) -> None:
         """Nothing that was begun here is left behind."""
-
-
-def counted(nodes: int) -> str:
-    return "another machine" if nodes == 1 else f"{nodes} other machines"

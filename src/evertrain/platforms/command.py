@@ -13,6 +13,7 @@ import subprocess
 import threading
 
 from evertrain.model.config import PlatformConfig
+from evertrain.model.words import counted
 from evertrain.platforms.base import Platform
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Command:
 
     def request(self, nodes: int, because: str) -> str:
         threading.Thread(target=self._run, args=(nodes,), name="platform", daemon=True).start()
-        asked = f"{nodes} node{'' if nodes == 1 else 's'} asked for by `{self._config.request_command}`"
+        asked = f"{counted(nodes, 'node')} asked for by `{self._config.request_command}`"
         return (
             f"{asked} ({because})"
             if self._otherwise is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from evertrain.platforms.base import counted
-
 
 class Local:
     """All nodes are this machine; it has no more of them."""
@@ -26,7 +24,8 @@ class ByHand:
         self._endpoint = endpoint
 
     def request(self, nodes: int, because: str) -> str:
-        return f"run the same command on {counted(nodes)}: it joins at {self._endpoint} ({because})"
+        others = "another machine" if nodes == 1 else f"{nodes} other machines"
+        return f"run the same command on {others}: it joins at {self._endpoint} ({because})"
 
     def close(self) -> None:
         pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from support import jobs
 
 StartJob = Callable[..., jobs.Job]
+InPeace = Callable[..., Path]
 
 
 @pytest.fixture
@@ -25,6 +26,27 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
 
     yield start
     jobs.close(tmp_path, started)
+
+
+@pytest.fixture(scope="session")
+def in_peace(tmp_path_factory: pytest.TempPathFactory) -> InPeace:
+    """Folder of a job that nobody has disturbed: what others are compared with. The same one runs only once."""
+    done: dict[tuple[str, ...], Path] = {}
+
+    def run(script: str, *args: str, nproc: int, flags: Sequence[str] = ()) -> Path:
+        key = (script, *args, str(nproc), *flags)
+        if key not in done:
+            folder = tmp_path_factory.mktemp("in-peace")
+            job = jobs.start(folder, script, nproc=nproc, flags=flags, args=args)
+            try:
+                assert job.wait() == 0
+                assert job.incidents() == []
+            finally:
+                jobs.close(folder, [job])
+            done[key] = folder
+        return done[key]
+
+    return run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import StartJob
+from conftest import InPeace, StartJob
 from support import jobs, processes
 from support.waiting import eventually
 
@@ -17,15 +17,9 @@ RANKS = 4
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed(in_peace: InPeace) -> str:
     """Digest of the parameters that training ends with if nobody disturbs it."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    job = jobs.start(folder, "train.py", nproc=2, flags=NODES, args=["--steps", "30"])
-    try:
-        assert job.wait() == 0
-        return digest(folder)
-    finally:
-        jobs.close(folder, [job])
+    return digest(in_peace("train.py", "--steps", "30", nproc=2, flags=NODES))
 
 
 def digest(folder: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import StartJob
+from conftest import InPeace, StartJob
 from evertrain.worker import slots as layout
 from support import jobs, machines, training
 from support.jobs import Job
@@ -23,15 +23,9 @@ CONFIG = "checkpoint: {round_s: 0.3 s, disk_every_s: 2 s}\n"
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def calm(in_peace: InPeace) -> str:
     """What train.py ends with on four ranks, wherever they are, if nobody disturbs it."""
-    folder = tmp_path_factory.mktemp("calm-backups")
-    job = jobs.start(folder, "train.py", nproc=RANKS, args=["--steps", str(STEPS), "--sleep", "0"])
-    try:
-        assert job.wait() == 0
-        yield training.digest(folder)
-    finally:
-        jobs.close(folder, [job])
+    return training.digest(in_peace("train.py", "--steps", str(STEPS), "--sleep", "0", nproc=RANKS))
 
 
 @pytest.fixture

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from conftest import StartJob
+from conftest import InPeace, StartJob
 from support import jobs, processes, training
 from support.jobs import EXAMPLES
 from support.training import RANKS, digest
@@ -42,15 +41,9 @@ def test_a_checkpoint_with_numbers_that_are_none_is_not_used(start_job: StartJob
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def calm(in_peace: InPeace) -> Path:
     """Folder of an undisturbed run on two nodes."""
-    folder = tmp_path_factory.mktemp("calm")
-    job = jobs.start(folder, "train.py", nproc=2, flags=TWO_NODES)
-    try:
-        assert job.wait() == 0
-        yield folder
-    finally:
-        jobs.close(folder, [job])
+    return in_peace("train.py", nproc=2, flags=TWO_NODES)
 
 
 @pytest.mark.parametrize("fault", ["wipe:node=1@step=6", "node-loss:node=node-1,for=1@step=6"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import StartJob
+from conftest import InPeace, StartJob
 from support import jobs, processes, training
 from support.jobs import Job
 from support.waiting import eventually
@@ -20,15 +19,9 @@ QUICK = "hang: {still_limit_s: 2 s, suspect_s: 0.5 s}\n"
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def calm(in_peace: InPeace) -> str:
     """What four ranks end with if nobody disturbs them."""
-    folder = tmp_path_factory.mktemp("calm-eviction")
-    job = jobs.start(folder, "train.py", nproc=4, args=["--steps", str(STEPS), "--sleep", "0"])
-    try:
-        assert job.wait() == 0
-        yield training.digest(folder)
-    finally:
-        jobs.close(folder, [job])
+    return training.digest(in_peace("train.py", "--steps", str(STEPS), "--sleep", "0", nproc=4))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import StartJob
+from conftest import InPeace, StartJob
 from support import jobs, machines, training
 from support.machines import Machine
 
@@ -22,15 +22,9 @@ NO_MACHINES = machines.why_not()
 
 
 @pytest.fixture(scope="module")
-def four_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def four_undisturbed(in_peace: InPeace) -> str:
     """What train.py ends with on four ranks, on one machine and in peace."""
-    folder = tmp_path_factory.mktemp("undisturbed-four")
-    job = jobs.start(folder, "train.py", nproc=2 * EACH, args=["--steps", "40"])
-    try:
-        assert job.wait() == 0
-        return training.digest(folder)
-    finally:
-        jobs.close(folder, [job])
+    return training.digest(in_peace("train.py", "--steps", "40", nproc=2 * EACH))
 
 
 @pytest.fixture

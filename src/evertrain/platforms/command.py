@@ -103,11 +103,12 @@ def _last_words(process: subprocess.Popen[str]) -> str:
     """What it had said; a child in a session of its own may hold the pipe open for ever, and is not waited for."""
     try:
         return process.communicate(timeout=_LAST_WORDS_S)[0]
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as silent:
         assert process.stdout is not None
         process.stdout.close()
         process.wait()  # the shell itself is dead
-        return ""
+        said = silent.output or b""
+        return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -81,6 +81,7 @@ def test_a_wiped_node_costs_no_more_than_was_said(start: Any, calm: str) -> None
     assert job.incidents()[0]["nodes"] == ["node-1"]
 
 
+@pytest.mark.matrix
 def test_a_whole_pipeline_group_is_wiped_at_once(start: Any, calm: str) -> None:
     wipes = ["--inject", "wipe:node=0@step=60", "--inject", "wipe:node=2@step=60"]
     job = start(4, "--mesh", "pp=2,dp=2", *wipes)
@@ -99,6 +100,7 @@ def test_slow_copies_hold_nothing_up_and_are_good_for_a_restart(start: Any, calm
     assert training.digest(job.folder) == calm
 
 
+@pytest.mark.matrix
 def test_an_agent_that_is_killed_while_it_copies_begins_again(start: Any, calm: str) -> None:
     slow = "checkpoint: {round_s: 0.3 s, peer_bytes_per_s: 300000}\n"
     job = start(2, config=slow, sleep=0.1)
@@ -157,6 +159,7 @@ def test_a_rank_whose_memory_is_damaged_goes_on_from_disk(start: Any, calm: str)
     assert job.status()["resume"] > 0
 
 
+@pytest.mark.matrix
 def test_a_rank_whose_memory_and_disk_are_damaged_goes_on_from_a_peer(start: Any, calm: str) -> None:
     job = start(2)
     job.wait_until(is_backed_up, "a save that is safe")

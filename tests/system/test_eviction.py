@@ -136,6 +136,7 @@ def test_a_hang_beside_a_hardware_reading_evicts_at_once(start: Any, calm: str) 
     is_replayed(job)
 
 
+@pytest.mark.matrix
 def test_beyond_the_pool_training_goes_on_and_a_human_is_called(start: Any, calm: str) -> None:
     config = "ladder: {budget_nodes: 4}\n"
     job = start("gpu-lost:node=1@step=15", "gpu-lost:node=0@step=32", config=config)

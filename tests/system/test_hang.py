@@ -82,7 +82,9 @@ def test_every_hang_is_named_and_training_comes_back(
     assert incident["seconds"]["recompute"] is not None, "all ranks have done a step since"
 
 
-@pytest.mark.parametrize("how", ["evaluate", "save", "refill", "compile"])
+@pytest.mark.parametrize(
+    "how", ["evaluate", "save", *(pytest.param(how, marks=pytest.mark.matrix) for how in ("refill", "compile"))]
+)
 def test_what_takes_its_time_is_left_alone(start_job: StartJob, fast: list[str], how: str) -> None:
     assert hung(start_job, how, fast, "--rank", "0", "--seconds", "8") == []
 
@@ -128,6 +130,7 @@ def test_an_endless_loop_is_named_by_the_default_limits_and_left_alone(start_job
     assert len(job.rank_pids()) == RANKS
 
 
+@pytest.mark.matrix
 def test_an_endless_loop_is_ended_at_the_busy_limit_and_not_before(start_job: StartJob, fast: list[str]) -> None:
     Path(fast[1]).write_text(FAST.replace("busy_limit_s: 60", "busy_limit_s: 12"))
     job = start_job("hanging.py", nproc=RANKS, flags=fast, args=["--how", "loop"])

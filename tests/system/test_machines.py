@@ -86,6 +86,7 @@ def test_kill_and_hang_on_both_machines_end_in_the_same_bits(
     assert [node["id"] for node in first.status()["nodes"]] == [one.name for one in two_machines]
 
 
+@pytest.mark.matrix
 def test_a_link_that_is_down_for_20_s_costs_no_more_than_a_restart(two_apart: Two, four_undisturbed: str) -> None:
     first, second = start(two_apart, environment={"EVERTRAIN_TOKEN": "as both know"})
     first.wait_for_step(10)
@@ -101,7 +102,7 @@ def test_a_link_that_is_down_for_20_s_costs_no_more_than_a_restart(two_apart: Tw
     assert digests == {four_undisturbed}
 
 
-@pytest.mark.parametrize("crashed", [0, 1])
+@pytest.mark.parametrize("crashed", [pytest.param(0, marks=pytest.mark.matrix), 1])
 def test_without_one_node_the_other_ends_soon_and_nothing_is_lost(
     two_apart: Two, four_undisturbed: str, tmp_path: Path, crashed: int
 ) -> None:

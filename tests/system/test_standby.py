@@ -56,6 +56,7 @@ def test_with_the_barrier_in_init_a_spare_node_has_its_set_up_behind_it(start_jo
     assert len(list(job.folder.glob("began-*"))) == 4, "those that waited were ranks of nothing"
 
 
+@pytest.mark.matrix
 def test_a_script_that_must_know_its_rank_waits_before_it_and_status_says_why(start_job: StartJob) -> None:
     job = start_job("train.py", nproc=1, flags=IN_INIT, args=["--steps=60", "--sleep=0.1"])
     status = job.wait_until(lambda seen: early(seen) == "failed", "it cannot")

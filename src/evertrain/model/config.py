@@ -1,7 +1,7 @@
 """Which knobs are there, and what are their defaults? One Struct a topic; durations in seconds.
 
 `--config file.yaml` fills this tree; a key that is not here is refused with the nearest known name (`cli.config`). What
-stands in the event log as well, `RestartConfig` and `LadderConfig`, can be read there with keys of other versions.
+stands in the event log as well, `RestartConfig`, `LadderConfig` and `CodeConfig`, can be read there with keys of other versions.
 """
 
 from __future__ import annotations
@@ -152,6 +152,28 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """So long is the store waited for at the start of a run; after that the event log alone says what it holds."""
 
 
+class CodeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which code is captured, and when a version of it has proven itself."""
+
+    proven_steps: int = 50
+    """So many steps with a version make it fit to be gone back to,"""
+    proven_s: float = 3600.0
+    """... or so much time."""
+    recent_s: float = 86400.0
+    """A change may be the cause of a failure for so long."""
+    within_s: float = 86400.0
+    """An update that is not urgent waits so long for the next restart."""
+    fetch_s: float = 300.0
+    """So long may it take the nodes to get a version before the change is given up."""
+    most_bytes: int = 200 << 20
+    """What is larger is no code;"""
+    most_files: int = 20_000
+    """... nor what has more files."""
+    exclude: tuple[str, ...] = ()
+    """Patterns as in .gitignore of files that are not captured, beside those that .gitignore names and the usual ones
+    for secrets and data."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole tree."""
 
@@ -164,3 +186,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     agent: AgentConfig = AgentConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     ladder: LadderConfig = LadderConfig()
+    code: CodeConfig = CodeConfig()

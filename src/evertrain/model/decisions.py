@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from evertrain.model.config import HangConfig, LadderConfig, RestartConfig
+from evertrain.model.config import CodeConfig, HangConfig, LadderConfig, RestartConfig
 
 Rung = Literal["inspect", "roll_back", "replay"]
 """Who is asked when the cheap answers have not helped: stop-time checks, an earlier version of the code, a replay."""
@@ -22,6 +22,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     ladder: LadderConfig = LadderConfig()
     restart: RestartConfig = RestartConfig()
+    code: CodeConfig = CodeConfig()
     hang_policy: Literal["careful", "paper"] = HangConfig().policy
     sources: tuple[Rung, ...] = ()
     """Those that can give an answer; the others are passed over as not available."""

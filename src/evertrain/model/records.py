@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from evertrain.model.clocks import Clock
+from evertrain.model.code import ChangeKind, Diff, Version
 from evertrain.model.decisions import ActionName, AnyAction, AnyEvent, Policy
 from evertrain.model.report import Difference, Identity, RankError
 from evertrain.model.spec import Seats
@@ -95,6 +96,10 @@ class AttemptStarted(Record, frozen=True, kw_only=True):
     """Why it does not go on from a later step, one line each."""
     folder: str = ""
     """Of the step in the store that it resumes."""
+    version: int | None = None
+    """What its ranks run; None: the files of the user as they are, which have not been captured yet."""
+    change: str | None = None
+    """The change that it carries out."""
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,10 +299,63 @@ class RestartRequested(Record, frozen=True, kw_only=True):
     from_step: int | None = None
     verify: int | None = None
     """So many of the last steps are to be repeated, and their losses compared."""
-    args: tuple[str, ...] | None = None
-    """The script's arguments from now on; None: as they are."""
-    env: dict[str, str] = {}
-    """Added to the environment of the ranks from now on."""
+
+
+class VersionKept(Record, frozen=True, kw_only=True):
+    """A version has come to be known."""
+
+    version: Version
+    is_own: bool = False
+    """It is the files that `evertrain run` was called for, which run in place until there is a change."""
+
+
+class ChangeAsked(Record, frozen=True, kw_only=True):
+    """Ranks are to run another version."""
+
+    change: str
+    """Its name, given by who asked: asking twice for one change is asking once."""
+    act: ChangeKind
+    version: int
+    parent: int | None
+    """The version that was to run before."""
+    latest: float
+    """It comes with the next restart, by then at the latest; `time`: at once."""
+    author: str = ""
+    reason: str = ""
+    goes_back: bool = False
+    """Training goes on from the newest checkpoint that this version has saved; else from the newest of all."""
+    incident: int | None = None
+    """That led to it; None: the user asked."""
+    diff: Diff = Diff()
+
+    @property
+    def is_urgent(self) -> bool:
+        return self.latest <= self.time
+
+
+class ChangeDropped(Record, frozen=True, kw_only=True):
+    """A change will not be carried out; training goes on as it is."""
+
+    change: str
+    because: str
+
+
+class VersionProven(Record, frozen=True, kw_only=True):
+    """Training has come so far with a version that it is fit to be gone back to."""
+
+    version: int
+    because: str
+
+
+class Audited(Record, frozen=True, kw_only=True):
+    """Somebody has tried to have other code run, well or not."""
+
+    act: Literal["upload", "update", "rollback", "restart"]
+    author: str
+    """As they call themselves; whoever has the token can say anything."""
+    address: str
+    outcome: Literal["done", "refused"]
+    detail: str = ""
 
 
 class RestartVerified(Record, frozen=True, kw_only=True):
@@ -368,6 +426,11 @@ AnyRecord = (
     | HangCleared
     | StopRequested
     | RestartRequested
+    | VersionKept
+    | ChangeAsked
+    | ChangeDropped
+    | VersionProven
+    | Audited
     | RestartVerified
     | Flushed
     | StoreCommitted

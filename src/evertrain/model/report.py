@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from evertrain.model.activity import RankActivity
+from evertrain.model.code import CodeOrder
 from evertrain.model.copies import (
     Backup,
     Copy,
@@ -205,6 +206,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of `Desired`: `copies` were read after it was asked for."""
     env: dict[str, str] = {}
     """What the keeper adds to the environment of ranks."""
+    code: str = ""
+    """Digest of the version that what is prepared here is of; empty: the user's files, in place."""
+    code_problem: str = ""
+    """Why this node cannot have the version that was ordered last; empty: it has it, or is at it."""
     comparisons: tuple[Comparison, ...] = ()
     flushed_step: int | None = None
     problems: tuple[str, ...] = ()
@@ -306,7 +311,9 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     first_attempt: int = 1
     """Checkpoints of earlier attempts belong to an earlier life of the job and are dropped."""
     env: dict[str, str] = {}
-    """What a restart has added to the environment of ranks."""
+    """What is added to the environment of ranks."""
+    code: CodeOrder | None = None
+    """The version that ranks are to be prepared with; None: the user's files, in place."""
     compare: Compare | None = None
     copies_look: int = 0
     """A number that this node has not reported yet asks it to read its copies now."""

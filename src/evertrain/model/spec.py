@@ -55,6 +55,8 @@ class KeeperSpec(msgspec.Struct, frozen=True, kw_only=True):
     preload: tuple[str, ...] = ()
     local_world_size: int
     """Ranks of this node; with more than one, OMP_NUM_THREADS=1 where unset, as torchrun does."""
+    code_root: str = ""
+    """The folder that the job's code lies in on this machine; empty: the script's own."""
     owner_fd: int | None = None
     """Read end of the pipe whose other end `evertrain run` holds; end of file means that it is gone."""
     grace_s: float = 25.0
@@ -86,6 +88,10 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 25.0
     python: str = "python3"
     """The ranks' interpreter, which has torch."""
+    code_root: str = ""
+    """The folder on this machine that versions of the code take the place of; empty: there is none."""
+    code_dir: str = ""
+    """Where versions are unpacked."""
 
 
 class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):

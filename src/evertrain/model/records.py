@@ -98,6 +98,8 @@ class AttemptStarted(Record, frozen=True, kw_only=True):
     """Of the step in the store that it resumes."""
     version: int | None = None
     """What its ranks run; None: the files of the user as they are, which have not been captured yet."""
+    code: str = ""
+    """Digest of the version that its ranks run from a folder of its own; empty: in place."""
     change: str | None = None
     """The change that it carries out."""
 

@@ -208,8 +208,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the keeper adds to the environment of ranks."""
     code: str = ""
     """Digest of the version that what is prepared here is of; empty: the user's files, in place."""
+    code_failed: str = ""
+    """Digest of the ordered version, where this node cannot have it;"""
     code_problem: str = ""
-    """Why this node cannot have the version that was ordered last; empty: it has it, or is at it."""
+    """... and why."""
     comparisons: tuple[Comparison, ...] = ()
     flushed_step: int | None = None
     problems: tuple[str, ...] = ()

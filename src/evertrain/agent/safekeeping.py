@@ -296,12 +296,14 @@ class Safekeeping:
         while True:
             await self._disk_work.wait()
             self._disk_work.clear()
-            save = self._round.disk if self._round is not None else None
-            if save is None or save == self._disk_tried:
+            wanted = self._round
+            save = wanted.disk if wanted is not None else None
+            if wanted is None or save is None or save == self._disk_tried:
                 continue
             async with self.disk_lock:
                 paths = [copy.path for copy in self._pinned_copies() if copy.save == save]
-                problems = await self._gently(disk.flush, paths, self._spec.disk_dir)
+                flush = functools.partial(disk.flush, pinned=wanted.pinned)
+                problems = await self._gently(flush, paths, self._spec.disk_dir)
             self._tell("disk", problems[0] if problems else "")
             self._disk_tried = save
             self._on_copies()

@@ -35,9 +35,15 @@ class _Unusable(Exception):
 
 
 def flush(
-    paths: Iterable[str | os.PathLike[str]], disk_dir: str | os.PathLike[str], *, alone: bool = False
+    paths: Iterable[str | os.PathLike[str]],
+    disk_dir: str | os.PathLike[str],
+    *,
+    alone: bool = False,
+    pinned: Save | None = None,
 ) -> tuple[str, ...]:
-    """Write the slots of one step to disk, all or none, and drop older steps (`kept`); returns what went wrong.
+    """Write the slots of one step to disk, all or none, and drop older steps (`kept`) but for the `pinned` one.
+
+    Returns what went wrong.
 
     Nothing that was there is touched before the new step is safe, so a full disk costs this step only. Flushing a
     step again replaces it.
@@ -77,7 +83,7 @@ def flush(
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         return (f"{folder}: {_reason(error, sources)}",)
-    _tidy(folder)
+    _tidy(folder, pinned)
     return ()
 
 
@@ -180,13 +186,16 @@ def _copy(source: str, header: layout.SlotHeader, target: str) -> None:
         os.fsync(write.fileno())
 
 
-def _tidy(folder: str) -> None:
+def _tidy(folder: str, pinned: Save | None) -> None:
     """Remove the steps that are no longer kept, and what a flush that was killed has left."""
     unfinished = tuple(name for name in _names(folder) if name.endswith((".partial", ".old")))
     made = sorted((_attempt(folder, name), int(name.removeprefix("step-")), name) for name in _steps(folder))
     alone = [name for _, _, name in made if _ALONE in _names(folder, name)]
     common = [(attempt, step) for attempt, step, name in made if name not in alone]
-    keep = {os.path.basename(os.path.dirname(layout.flushed_path("", step, 0))) for _, step in kept(common)}
+    keep = {
+        os.path.basename(os.path.dirname(layout.flushed_path("", step, 0)))
+        for _, step in (*kept(common), *filter(None, [pinned]))
+    }
     for name in (*(name for _, _, name in made if name not in {*keep, *alone}), *alone[:-KEPT], *unfinished):
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 

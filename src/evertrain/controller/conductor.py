@@ -19,8 +19,8 @@ from evertrain.checkpoint import placement
 from evertrain.controller import views
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
-from evertrain.decide import draining, joining, planned, rounds, standbys, starting, verdicts
-from evertrain.decide.applying import apply
+from evertrain.decide import changes, draining, joining, planned, rollback, rounds, standbys, starting, verdicts
+from evertrain.decide.applying import apply, fold
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
@@ -32,6 +32,7 @@ from evertrain.model.copies import Fetch
 from evertrain.model.records import (
     AllowAsked,
     AnyRecord,
+    Audited,
     DrainAsked,
     NodeJoined,
     RestartRequested,
@@ -140,24 +141,55 @@ class Conductor:
         self._inbox.append(StopRequested(time=self.now(), signal=signal, because=because))
         self._wake.set()
 
-    def request_restart(self, asked: RestartRequested) -> planned.Refusal | None:
-        """Take the request to restart the attempt that runs now, or say why not. The same one twice is one."""
+    def request_restart(self, asked: RestartRequested, wish: changes.Wish | None = None) -> changes.Refusal | None:
+        """Take the request to restart the attempt that runs now, or say why not. The same one twice is one.
+
+        `wish`: what its ranks are to run from then on.
+        """
         known = (*self._inbox, *(restart.asked for restart in self._state.restarts))
         others = [one for one in known if isinstance(one, RestartRequested)]
         if any(one.restart == asked.restart for one in others):
             return None
         if any(isinstance(one, RestartRequested) for one in self._inbox):
-            return planned.Refusal("it is being restarted already")
+            return changes.Refusal("it is being restarted already")
         if (asked.from_step is not None or asked.verify is not None) and not self._has_looked(asked.restart):
-            return planned.Refusal("its agents have not said yet which steps there are", soon=True)
+            return changes.Refusal("its agents have not said yet which steps there are", soon=True)
         attempt = self._state.active
         step = steps(attempt, self.picture)[0] if attempt is not None else None
         if (refusal := planned.refusal(self._state, self.picture, asked, step)) is not None:
             return refusal
         assert attempt is not None
+        change = changes.ask(self._noted(), wish, self.now()) if wish is not None else []
+        if isinstance(change, changes.Refusal) and not change.is_same:
+            return change
+        self._inbox += [] if isinstance(change, changes.Refusal) else change
         self._inbox.append(replace(asked, time=self.now(), attempt=attempt.number))
         self._wake.set()
         return None
+
+    def request_change(self, wish: changes.Wish) -> changes.Refusal | None:
+        """Take the wish to have ranks run something else, or say why not. The same one twice is one."""
+        state = self._noted()
+        if wish.act == "rollback" and wish.version is None and wish.change not in state.changes:
+            number = rollback.target(state)
+            if number is None:
+                return changes.Refusal("no other version has run in this run of the job", wrong_usage=True)
+            wish = replace(wish, version=number)
+        asked = changes.ask(state, wish, self.now())
+        if isinstance(asked, changes.Refusal):
+            return asked
+        self._inbox += asked
+        self._wake.set()
+        return None
+
+    def audit(self, record: Audited) -> None:
+        """Write down that somebody tried to change the code, well or not."""
+        self._inbox.append(replace(record, time=self.now()))
+        self._wake.set()
+
+    def _noted(self) -> JobState:
+        """The state with what is on its way to the log."""
+        return fold(self._inbox, self._state)
 
     def _has_looked(self, restart: str) -> bool:
         """Whether every agent has read its copies since this restart was first asked for; they are told to."""
@@ -174,10 +206,7 @@ class Conductor:
 
     def ask(self, wish: AllowAsked | DrainAsked) -> str:
         """Take what the user wants of a node, or say why not. The same twice is one."""
-        # those on their way to the log count as well
-        state = self._state
-        for record in self._inbox:
-            state = apply(state, record)
+        state = self._noted()
         if any(type(one) is type(wish) and one.node == wish.node for one in state.asked):
             return ""
         if isinstance(wish, DrainAsked):
@@ -282,7 +311,7 @@ class Conductor:
         """Send each node what should be, when it has changed or the node has just connected."""
         config, now, picture, fetches = self._spec.config, self.now(), self.picture, self._choose_fetches()
         running = self._state.active.by_node() if self._state.active is not None else {}
-        placed = self._state.ranks_by_node()
+        placed, pinned = self._state.ranks_by_node(), changes.pinned(self._state)
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
@@ -290,7 +319,9 @@ class Conductor:
                 self._spec,
                 config,
                 node,
-                backup_round=rounds.order(self._rounds, node, config.checkpoint, has_ranks=node in placed),
+                backup_round=rounds.order(
+                    self._rounds, node, config.checkpoint, has_ranks=node in placed, pinned=pinned
+                ),
                 fetches=fetches.get(node, ()),
                 check=standbys.check_number(self._state, picture, node, config, now),
                 reach=standbys.reach(self._state, picture, node),
@@ -314,7 +345,8 @@ class Conductor:
 
 
 _MATTERING = (
-    "attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "comparisons",
+    "attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "code",
+    "code_failed", "comparisons",
     "transfer_port", "failed_fetches", "upload", "self_check",
 )  # fmt: skip
 _OF_ROUNDS = ("pinned", "backups", "disk_tried", "refused")

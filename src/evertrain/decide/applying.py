@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from evertrain.decide.memory import Chain, Memory, evolve
-from evertrain.decide.state import Attempt, Incident, JobState, Restart
+from evertrain.decide.state import Attempt, Change, Incident, JobState, Restart
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.records import AnyRecord
+
+_MOST_AUDITS = 1000
 
 
 def fold(log: Iterable[AnyRecord], state: JobState | None = None) -> JobState:
@@ -47,7 +49,9 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             ends = {**attempt.ends, **{end.rank: end for end in record.ends}}
             return _with_attempt(state, replace(attempt, ends=ends))
         case r.AttemptEnding():
-            return _with_attempt(state, replace(_attempt(state, record.attempt), ending=record))
+            attempt = _attempt(state, record.attempt)
+            told = attempt.told_to_end or record.signal == 15
+            return _with_attempt(state, replace(attempt, ending=record, told_to_end=told))
         case r.AttemptEnded():
             state = _with_attempt(state, replace(_attempt(state, record.attempt), ended=record))
             return replace(state, best_step=_max(state.best_step, record.step))
@@ -92,6 +96,19 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
                     for restart in state.restarts
                 ),
             )
+        case r.VersionKept():
+            return _version_kept(state, record)
+        case r.ChangeAsked():
+            if record.change in state.changes:
+                return state
+            changes = {**state.changes, record.change: Change(asked=record)}
+            return replace(state, changes=changes, run_changes=(*state.run_changes, record.change))
+        case r.ChangeDropped():
+            return _with_change(state, replace(state.changes[record.change], dropped=record))
+        case r.VersionProven():
+            return replace(state, proven={**state.proven, record.version: record})
+        case r.Audited():
+            return replace(state, audits=(*state.audits, record)[-_MOST_AUDITS:])
         case r.Flushed():
             return replace(state, flushed=record)
         case r.StoreCommitted():
@@ -127,6 +144,8 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         suspicion=None,
         stop=None,
         restarts=(),
+        own=None,
+        run_changes=(),
         flushed=None,
         ended=None,
         # whoever calls again has seen to it: what failed before is known, how far the ladder was climbed is not
@@ -142,6 +161,7 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
             best_step=None,
             lineage=(),
             stored=(),
+            ran={},
             memory=Memory() if record.forgets else Memory(blocked=state.memory.blocked),
             life=record.time,
             is_anew=True,
@@ -195,15 +215,33 @@ def _attempt_started(state: JobState, record: r.AttemptStarted) -> JobState:
     if incident is not None and incident.decided is not None:
         state = _with_incident(state, replace(incident, failover_attempt=record.attempt))
     restart = next((one.asked for one in state.restarts if one.asked.restart == record.restart), None)
-    if restart is not None and restart.from_step is not None:
+    change = state.changes[record.change] if record.change is not None else None
+    goes_back = change is not None and change.asked.goes_back
+    if goes_back or (restart is not None and restart.from_step is not None):
         # what lies behind that step was given up: going on from there is progress again
         state = replace(state, best_step=record.resume)
+    if change is not None:
+        state = _with_change(state, replace(change, attempt=record.attempt))
     return replace(
         state,
+        ran={**state.ran, record.attempt: record.version},
         attempts=(*state.attempts, Attempt(started=record)),
         next_attempt=record.attempt + 1,
         lineage=(*state.lineage, (record.attempt, -1 if record.resume is None else record.resume)),
     )
+
+
+def _version_kept(state: JobState, record: r.VersionKept) -> JobState:
+    version = record.version
+    state = replace(state, versions={**state.versions, version.number: version})
+    if not record.is_own:
+        return state
+    ran = {attempt: version.number if one is None else one for attempt, one in state.ran.items()}
+    return replace(state, own=version.number, ran=ran)
+
+
+def _with_change(state: JobState, changed: Change) -> JobState:
+    return replace(state, changes={**state.changes, changed.asked.change: changed})
 
 
 def _attempt_resumed(state: JobState, record: r.AttemptResumed) -> JobState:

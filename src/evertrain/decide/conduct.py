@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from math import isfinite
 
+from msgspec.structs import replace
+
 from evertrain.decide import (
     blame,
+    changes,
     closing,
     hangs,
     incidents,
@@ -157,11 +160,14 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
     if attempt.ends and attempt.alive() and _left_behind(state, attempt, picture, config, now):
         return incidents.act(state, attempt, blame.blame(state, attempt), step, now)
     return (
-        planned.end(state, picture, attempt, config.restart.node_return_s, now)
+        changes.drop(state, picture, config, now)
+        or changes.due(state, picture, attempt, config.restart.node_return_s, now)
+        or planned.end(state, picture, attempt, config.restart.node_return_s, now)
         or hangs.look(state, attempt, picture, step, config.hang, now)
         or planned.verify(state, picture, attempt, now)
         or saves.look(state, picture, attempt, step, config.checkpoint.failed_saves_limit, now)
         or verdicts.proven(state, attempt, step, config, now)
+        or changes.proven(state, attempt, *steps(attempt, picture), config, now)
         or _milestones(state, attempt, picture, config, now)
     )
 
@@ -239,8 +245,11 @@ def _end_harder(state: JobState, picture: Picture, config: Config, now: float) -
     attempt = state.active
     if attempt is None or attempt.ending is None:
         return []
-    if attempt.ending.signal != 9 and now - state.since(attempt.ending.time) > config.grace_s * 0.6:
-        return [r.AttemptEnding(time=now, attempt=attempt.number, signal=9, because="SIGTERM was not heeded")]
+    # of a job that stops the rest of the time is needed to bring what was saved to disk
+    patience_s = config.grace_s * (0.6 if state.stop is not None else 1.0)
+    if attempt.ending.signal != 9 and now - state.since(attempt.ending.time) > patience_s:
+        because = f"SIGTERM was not heeded for {patience_s:.0f} s"
+        return [replace(attempt.ending, time=now, signal=9, because=because)]
     if state.stop is not None:
         waited_s, limit_s = now - state.since(state.stop.time), config.grace_s
     else:
@@ -275,7 +284,7 @@ def _attempt_over(state: JobState, picture: Picture, config: Config, now: float)
     asked = ending is not None and ending.restart is not None
     completed = (whole and all(end.status == 0 or end.killed for end in attempt.ends.values())) or (
         # they came to their end just before they were to be ended for a restart
-        asked and all(end.status == 0 for end in attempt.ends.values())
+        asked and all(end.status == 0 and not _heeded(end, attempt) for end in attempt.ends.values())
     )
     records += planned.verify(state, picture, attempt, now, over=True)
     outcome = "completed" if completed else "stopped" if state.stop is not None else "restarted" if asked else "failed"
@@ -305,6 +314,11 @@ def _attempt_over(state: JobState, picture: Picture, config: Config, now: float)
         last = "" if step is None else f" at step {step}"
         records.append(r.JobEnded(time=now, state="done", exit_code=0, message=f"every rank exited with 0{last}"))
     return records
+
+
+def _heeded(end: r.RankEnd, attempt: Attempt) -> bool:
+    """Whether a rank may have left in an orderly way because it was told to, and not because its work was done."""
+    return end.killed and attempt.told_to_end
 
 
 def _made_progress(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from evertrain.decide import planned, storing
+from evertrain.decide import changes, planned, storing
 from evertrain.decide.closing import at_rest, flush_step
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
@@ -58,7 +58,8 @@ def desired(
         ranks=ranks,
         last_attempt=state.next_attempt - 1,
         first_attempt=state.first_attempt,
-        env=planned.env(state),
+        env=changes.prepared(state).env,
+        code=changes.order(state),
         compare=planned.compare(state),
         flush_step=flush_step(state, picture) if flushes else None,
         shutdown=ended is not None,
@@ -110,7 +111,7 @@ def _current(
             attempt=attempt.number, phase="end", ranks=ranks, store=store, signal=attempt.ending.signal
         )
     go = replace(
-        _unnumbered(state, spec, attempt.number, len(ranks)),
+        _unnumbered(state, spec, state.ran.get(attempt.number), len(ranks)),
         master_addr=spec.master_addr or started.master_addr,
         master_port=started.master_port,
         world_size=len(started.placement),
@@ -130,8 +131,8 @@ def _current(
     return DesiredAttempt(attempt=attempt.number, phase="go", ranks=ranks, store=store, go=go)
 
 
-def _unnumbered(state: JobState, spec: ControllerSpec, attempt: int, ranks: int) -> Go:
-    """What is the same for the ranks of every node in an attempt to come."""
+def _unnumbered(state: JobState, spec: ControllerSpec, version: int | None, ranks: int) -> Go:
+    """What is the same for the ranks of every node that run a version."""
     return Go(
         master_addr="",
         master_port=0,
@@ -149,7 +150,7 @@ def _unnumbered(state: JobState, spec: ControllerSpec, attempt: int, ranks: int)
         reached=None,
         faults=spec.faults,
         ranks=tuple(RankOrder(rank=-1, local_rank=local) for local in range(ranks)),
-        args=planned.args(state, attempt),
+        args=changes.args(state, version),
     )
 
 
@@ -163,4 +164,4 @@ def _early(state: JobState, picture: Picture, spec: ControllerSpec, node: str) -
     # the first start of all is not to be slowed down; from then on what waits must stay, above all in an incident
     if not any(attempt.resumed is not None for attempt in state.attempts):
         return None
-    return _unnumbered(state, spec, state.next_attempt, state.run.nproc_per_node)  # type: ignore[union-attr]
+    return _unnumbered(state, spec, changes.next_version(state), state.run.nproc_per_node)  # type: ignore[union-attr]

@@ -5,6 +5,7 @@
     node lost ─ `lost` ───▶ replace; else go on with fewer; else wait for it
     storage ─── `hold` ───▶ the next start waits, longer each time
     exception ─ `script_error` ─▶ roll back a recent change; else restart; the same at the same step ──▶ stop
+    any of these but a lost node, while an update waits for the next restart ──▶ restart with it
     anything else ────────▶ restart in place; again, before training has proven itself ──▶ `climb`
 
     climb: stop-time checks ──suspects──▶ evict
@@ -21,7 +22,7 @@ where the very same exception comes back at the very same step; one that makes n
 
 from __future__ import annotations
 
-from evertrain.decide import eviction, memory
+from evertrain.decide import changes, eviction, memory, rollback
 from evertrain.decide.eviction import Removal, listed
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.decisions import (
@@ -75,8 +76,14 @@ def _answer(state: JobState, event: AttemptFailed, policy: Policy, idle: int) ->
         return stuck(state, event, policy, held)
     if broken := _known_broken(state, policy, event.time):
         return broken
+    if (change := changes.pending(state)) is not None:
+        because = f"{_what(event)}: restart with version {change.asked.version}, which was to come with the next one"
+        return (Restart(because=because),)
     if event.source == "hang":
-        return hang(state, event, policy)
+        return hang(state, event, policy, idle)
+    if event.is_damage and idle and _can_roll_back(state, policy, event.time):
+        # what cannot be read any more may only have another layout
+        return (_roll_back(state, _what(event)),)
     if event.is_damage:
         return (Restart(because=f"{_what(event)}: restart from other copies"),)
     if event.category == "storage":
@@ -129,8 +136,10 @@ def stuck(state: JobState, event: AttemptFailed, policy: Policy, nodes: tuple[st
 # -- hang --------------------------------------------------------------------------------------------------------------
 
 
-def hang(state: JobState, event: AttemptFailed, policy: Policy) -> tuple[AnyAction, ...]:
-    """A hang alone never convicts a node."""
+def hang(state: JobState, event: AttemptFailed, policy: Policy, idle: int) -> tuple[AnyAction, ...]:
+    """A hang alone never convicts a node; one that a change of the code has brought comes back after a restart."""
+    if idle > 1 and _can_roll_back(state, policy, event.time):
+        return (_roll_back(state, _what(event)),)
     named = eviction.still_active(state, event.nodes)
     if named and policy.hang_policy == "paper":
         return _if_replaceable(state, event, policy, named, "named in a hang (hang.policy: paper)")
@@ -224,14 +233,24 @@ def hold(state: JobState, event: AttemptFailed, policy: Policy) -> tuple[AnyActi
 def script_error(state: JobState, event: AttemptFailed, policy: Policy, idle: int) -> tuple[AnyAction, ...]:
     """The script has raised an exception: no machine is to blame."""
     times = _same_error(state, event)
-    can_roll_back = "roll_back" in policy.sources and "roll_back" not in state.memory.chain.asked
-    if can_roll_back and idle:
-        return (RollBack(because=f"{_what(event)}: undo the newest change of the code"),)
+    if idle and _can_roll_back(state, policy, event.time):
+        return (_roll_back(state, _what(event)),)
     if times >= policy.restart.same_error_limit:
         often = {2: "twice"}.get(times, f"{times} times")
         return (Stop(because=f"{who(event)} ended {often} with the same {event.cause} at the same step"),)
-    passed = "" if not idle or "roll_back" in policy.sources else " (roll-back: not available)"
-    return (Restart(because=f"{_what(event)}: restart in place{passed}"),)
+    return (Restart(because=f"{_what(event)}: restart in place"),)
+
+
+def _can_roll_back(state: JobState, policy: Policy, now: float) -> bool:
+    """Whether a recent change of the code may be the cause, and undoing it has not been tried yet."""
+    if "roll_back" not in policy.sources or "roll_back" in state.memory.chain.asked:
+        return False
+    return rollback.recent(state, policy.code, now) is not None and rollback.target(state) is not None
+
+
+def _roll_back(state: JobState, what: str, notes: tuple[str, ...] = ()) -> RollBack:
+    runs, back = changes.in_force(state), rollback.target(state)
+    return RollBack(because=_with_notes(f"{what}: roll back from version {runs} of the code to version {back}", notes))
 
 
 def _same_error(state: JobState, event: AttemptFailed) -> int:
@@ -287,21 +306,24 @@ def climb(state: JobState, event: AttemptFailed, policy: Policy, idle: int, agai
     tried = idle >= policy.restart.no_progress_attempts or ("inspect" in chain.asked and chain.evictions > 0)
     if not tried and chain.reattempts < policy.ladder.reattempts:
         return (Restart(because=_with_notes(f"{what}: one more attempt in place", notes)),)
-    return _after_reattempt(state, policy, idle, what, notes)
+    return _after_reattempt(state, policy, event.time, idle, what, notes)
 
 
 def _after_reattempt(
-    state: JobState, policy: Policy, idle: int, what: str, notes: tuple[str, ...]
+    state: JobState, policy: Policy, now: float, idle: int, what: str, notes: tuple[str, ...]
 ) -> tuple[AnyAction, ...]:
     """Another attempt on the same nodes with the same code is no news: the code, then the machines one by one."""
     if not idle:
         because = f"{_with_notes(what, notes)}: restart in place; it makes progress, so nothing is rolled back"
         return eviction.restart_and_ask(because, f"{what}; it goes on, but somebody should look")
     asked = state.memory.chain.asked
-    if "roll_back" not in policy.sources:
-        notes = (*notes, "roll-back: not available")
-    elif "roll_back" not in asked:
-        return (RollBack(because=_with_notes(f"{what}: undo the newest change of the code", notes)),)
+    if _can_roll_back(state, policy, now):
+        return (_roll_back(state, what, notes),)
+    if "roll_back" not in asked:
+        notes = (
+            *notes,
+            "roll-back: no recent change of the code" if "roll_back" in policy.sources else "roll-back: not available",
+        )
     if "replay" not in policy.sources:
         notes = (*notes, "replay: not available")
     elif "replay" not in asked:
@@ -324,14 +346,14 @@ def answered(state: JobState, event: Answered, policy: Policy) -> tuple[AnyActio
         removal = Removal(nodes=suspects, why=why, evidence=evidence)
         return eviction.grown(state, eviction.remove(state, policy, event.time, removal))
     if event.rung == "roll_back" and event.outcome == "done":
-        return eviction.grown(state, (Restart(because=f"{what}: restart with the code before its newest change"),))
+        return eviction.grown(state, (Restart(because=f"{what}: restart with the code before that change"),))
     chain, idle = state.memory.chain, without_progress(state, failed)
     said = "no answer" if event.outcome == "not_available" else "nobody is suspect"
     notes = (f"{name}: {said}",)
     if event.rung == "inspect" and chain.reattempts < policy.ladder.reattempts:
         again = Restart(because=_with_notes(f"{what}: one more attempt in place", notes))
         return eviction.grown(state, (again,))
-    return eviction.grown(state, _after_reattempt(state, policy, idle, what, notes))
+    return eviction.grown(state, _after_reattempt(state, policy, event.time, idle, what, notes))
 
 
 def _failure_of(state: JobState, incident: int) -> AttemptFailed | None:

@@ -56,11 +56,12 @@ from evertrain.model.decisions import (
 from evertrain.model.records import Decided
 
 
-def policy_of(config: Config, sources: Iterable[Rung] = ()) -> Policy:
+def policy_of(config: Config, sources: Iterable[Rung] = ("roll_back",)) -> Policy:
     """The policy that a configuration means, with those who can be asked."""
     return Policy(
         ladder=config.ladder,
         restart=config.restart,
+        code=config.code,
         hang_policy=config.hang.policy,
         sources=tuple(sorted(set(sources))),
     )

@@ -3,16 +3,15 @@
     asked ──▶ attempt ended ──▶ the next one starts ──▶ all ranks are in their loop
                                                             └──to verify──▶ the old step is reached again ──▶ compared
 
-It is no fault: no incident is opened, no restart used up, no attempt counted as failed. Arguments and environment that
-came with it hold for every later attempt of this run, so they are read from the log each time.
+It is no fault: no incident is opened, no restart used up, no attempt counted as failed. A change of the code ends the
+ranks in the same way (`decide.changes`), and so do other arguments and environment, which are a change as well.
 """
 
 from __future__ import annotations
 
-import msgspec
-
-from evertrain.decide import incidents, resume
+from evertrain.decide import changes, incidents, resume
 from evertrain.decide.blame import Blame
+from evertrain.decide.changes import Refusal
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState, Restart
 from evertrain.model import records as r
@@ -25,39 +24,18 @@ MOST_VERIFIED = 128
 NO_LOSSES = "no loss was reported together with its step in both attempts: evertrain.report(step=…, loss=…)"
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """Why nothing is done, in one line."""
-
-    line: str
-    wrong_usage: bool = False
-    """What was asked for cannot be; else it is only the wrong moment."""
-    soon: bool = False
-    """It cannot be said yet: ask again in a moment."""
-
-
 # -- what was asked for ----------------------------------------------------------------------------------------------
 
 
-def args(state: JobState, attempt: int) -> tuple[str, ...] | None:
-    """The script's arguments in an attempt; None: those of the command line."""
-    given = [one.asked.args for one in state.restarts if one.asked.args is not None and one.asked.attempt < attempt]
-    return given[-1] if given else None
-
-
-def env(state: JobState) -> dict[str, str]:
-    """What is added to the environment of ranks now."""
-    added: dict[str, str] = {}
-    for one in state.restarts:
-        added.update(one.asked.env)
-    return added
-
-
 def pending(state: JobState) -> Restart | None:
-    """The restart whose own attempt has not started yet."""
+    """The restart whose own attempt has not started yet; with a change that was dropped it is none any more."""
     newest = state.restarts[-1] if state.restarts else None
     attempt = state.attempt
     waits = newest is not None and attempt is not None and attempt.number == newest.asked.attempt
-    return newest if waits else None
+    if newest is None or not waits:
+        return None
+    change = state.changes.get(newest.asked.restart)
+    return None if change is not None and change.dropped is not None else newest
 
 
 def back(state: JobState, restart: Restart) -> Attempt | None:
@@ -89,6 +67,8 @@ def refusal(state: JobState, picture: Picture, asked: r.RestartRequested, step: 
         return Refusal("it is being restarted already")
     if verifying(state) is not None:
         return Refusal("it still repeats the steps that another restart is to verify")
+    if asked.verify is not None and changes.pending(state) is not None:
+        return Refusal("an update comes with the next restart; steps can be compared with one version only")
     if state.incident is not None or (attempt is not None and attempt.ending is not None):
         return Refusal("it is recovering; ask again when training is back")
     if attempt is None:
@@ -134,16 +114,17 @@ def end(state: JobState, picture: Picture, attempt: Attempt, patience_s: float, 
     restart = pending(state)
     if restart is None:
         return []
-    if restart.asked.env and now - restart.asked.time <= patience_s and not _is_imported(state, picture):
-        return []
-    because = "a restart was asked for"
+    change = changes.pending(state)
+    if change is None:
+        because, signal = "a restart was asked for", 9
+    else:
+        in_time = now - restart.asked.time <= patience_s and attempt.resumed is not None
+        if in_time and not changes.is_ready(state, picture):
+            return []
+        # they may have something to save that nobody else does
+        because, signal = f"{change.asked.act} to version {change.asked.version}", 15
     name = restart.asked.restart
-    return [r.AttemptEnding(time=now, attempt=attempt.number, signal=9, because=because, restart=name)]
-
-
-def _is_imported(state: JobState, picture: Picture) -> bool:
-    reports = [picture.report(node) for node in state.active_nodes()]
-    return all(one is not None and one.env == env(state) and one.starter.state == "ready" for one in reports)
+    return [r.AttemptEnding(time=now, attempt=attempt.number, signal=signal, because=because, restart=name)]
 
 
 def latest_step(state: JobState) -> int | None:

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from evertrain.decide import rollback
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.copies import Copy, Save
@@ -50,18 +51,27 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     lineage: tuple[tuple[int, int], ...] = ()
     """(attempt, step it resumed from) of all attempts so far."""
     first_attempt: int = 1
+    last_attempt: int | None = None
+    """Saves of later ones are of a version that is being given up; None: none is."""
     spent: frozenset[tuple[Save, int, Tier]] = frozenset()
     """Save, rank and tier of copies that were tried often enough."""
 
     def allow(self, save: Save) -> bool:
         """Whether the save lies on the trajectory that the job is on now."""
+        if self.last_attempt is not None and save[0] > self.last_attempt:
+            return False
         return save[0] >= self.first_attempt and all(
             save[1] <= resumed for attempt, resumed in self.lineage if attempt > save[0]
         )
 
 
-def rules(state: JobState) -> Rules:
-    return Rules(lineage=state.lineage, first_attempt=state.first_attempt, spent=_spent(state))
+def rules(state: JobState, *, of_any_version: bool = False) -> Rules:
+    return Rules(
+        lineage=state.lineage,
+        first_attempt=state.first_attempt,
+        last_attempt=None if of_any_version else rollback.newest_attempt(state),
+        spent=_spent(state),
+    )
 
 
 def choose(
@@ -111,7 +121,14 @@ def common(
     return [whole[step] for step in sorted(whole)]
 
 
-def newest(state: JobState, picture: Picture, at_most: int | None = None, *, fetch: bool = True) -> Resume | None:
+def newest(
+    state: JobState,
+    picture: Picture,
+    at_most: int | None = None,
+    *,
+    fetch: bool = True,
+    of_any_version: bool = False,
+) -> Resume | None:
     """The newest step that all ranks can get by the newest lists of their nodes; without `fetch` where they are now."""
     last = state.attempt.number if state.attempt is not None else 0
     # a list that was read while ranks ran may name copies that are gone
@@ -120,7 +137,7 @@ def newest(state: JobState, picture: Picture, at_most: int | None = None, *, fet
     placement = state.placement()
     connected = {node: report for node, report in reports.items() if picture.connected(node)}
     there = elsewhere(connected, placement) if fetch else {}
-    given = rules(state)
+    given = rules(state, of_any_version=of_any_version)
     found = choose(copies, placement, given, at_most, there)
     if found is None and given.spent:
         # rather a third time than from nothing

@@ -118,16 +118,20 @@ def advance(
     return now_at
 
 
-def order(now_at: Rounds, node: str, config: CheckpointConfig, *, has_ranks: bool = True) -> RoundOrder | None:
-    """What `node` is to do for it; one without ranks has nothing of its own to write."""
+def order(
+    now_at: Rounds, node: str, config: CheckpointConfig, *, has_ranks: bool = True, pinned: Save | None = None
+) -> RoundOrder | None:
+    """What `node` is to do for it; one without ranks has nothing of its own to write. `pinned` stays in any case."""
     if not now_at.known:
         return None
     searching = now_at.attempt and now_at.save is None
+    pins = () if pinned is None else (pinned,)
     return RoundOrder(
         wanted=(now_at.attempt, now_at.wanted) if searching else None,
-        kept=now_at.kept,
+        kept=tuple(dict.fromkeys((*now_at.kept, *pins))),
         pulls=(now_at.pulls or {}).get(node, ()),
-        backups=tuple(save for save in (now_at.last, now_at.save) if save is not None),
+        backups=tuple(dict.fromkeys(save for save in (now_at.last, now_at.save, *pins) if save is not None)),
+        pinned=pinned,
         disk=now_at.disk if has_ranks else None,
         bytes_per_s=config.peer_bytes_per_s,
     )

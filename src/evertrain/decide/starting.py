@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evertrain.decide import closing, lost, planned, resume, storing, verdicts
+from evertrain.decide import changes, closing, lost, planned, resume, rollback, storing, verdicts
 from evertrain.decide.picture import Picture
 from evertrain.decide.resume import Resume
 from evertrain.decide.state import Attempt, JobState
@@ -20,6 +20,8 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
     """Everything is prepared and nothing of the old attempt is left: go."""
     if state.closing or state.active is not None or not state.roster or _is_held(state, now):
         return []
+    if dropped := changes.drop(state, picture, config, now):
+        return dropped
     if missing := _not_ready(state, picture):
         return _give_up_waiting(state, picture, config, now, missing)
     if not resume.all_read(state, picture):
@@ -43,7 +45,7 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
     elif chosen is None and not state.attempts and (theirs := _of_another_size(state, picture)):
         # to begin anew would void what they saved: that is for the user to say
         return [r.JobEnded(time=now, state="failed", exit_code=1, message=f"{theirs}; --fresh begins anew")]
-    asked = planned.pending(state)
+    asked, change, version = planned.pending(state), changes.pending(state), changes.next_version(state)
     started = r.AttemptStarted(
         time=now,
         attempt=state.next_attempt,
@@ -59,6 +61,9 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
         reached=state.best_step,
         folder=stored.folder if stored is not None else "",
         restart=asked.asked.restart if asked is not None else None,
+        version=version,
+        code=changes.digest(state, version),
+        change=change.asked.change if change is not None else None,
     )
     return [started]
 
@@ -129,8 +134,11 @@ def peer_of(picture: Picture, node: str) -> Peer | None:
 
 
 def _chosen(state: JobState, picture: Picture) -> Resume | None:
+    chosen = resume.newest(state, picture, planned.latest_step(state))
+    if chosen is not None or rollback.begins_anew(state):
+        return chosen
     # what was there when a restart was asked for may have been overwritten since: never from nothing because of that
-    return resume.newest(state, picture, planned.latest_step(state)) or resume.newest(state, picture)
+    return resume.newest(state, picture) or resume.newest(state, picture, of_any_version=True)
 
 
 def _passed_over(state: JobState, picture: Picture, chosen: Resume | None) -> tuple[str, ...]:
@@ -141,6 +149,9 @@ def _passed_over(state: JobState, picture: Picture, chosen: Resume | None) -> tu
         if (report := picture.report(node)) is not None
         for one in report.failed_fetches
     ]
+    last = rollback.newest_attempt(state)
+    if chosen is not None and last is not None and chosen.attempt > last:
+        lines.append(f"no checkpoint of the version that is gone back to is left; step {chosen.step} is a later one's")
     if chosen is None and state.best_step is not None:
         reason = _of_another_size(state, picture) or "no checkpoint that all ranks have"
         lines.append(f"{reason}; started again from nothing after step {state.best_step}")
@@ -162,7 +173,7 @@ def _of_another_size(state: JobState, picture: Picture) -> str:
 
 def _not_ready(state: JobState, picture: Picture) -> str:
     """Which node keeps the start waiting, and why; empty when all have prepared."""
-    nodes = state.active_nodes()
+    nodes, code = state.active_nodes(), changes.prepared(state)
     wanted: dict[str, set[int]] = {}
     for rank, node in state.placement().items():
         wanted.setdefault(node, set()).add(rank)
@@ -172,7 +183,9 @@ def _not_ready(state: JobState, picture: Picture) -> str:
             return f"{node}: no word from its agent"
         if report.keeper is None:
             return f"{node}: its agent cannot reach the keeper"
-        if report.env != planned.env(state):
+        if report.code != code.digest:
+            return f"{node}: it has not got version {code.version} of the code yet"
+        if report.env != code.env:
             return f"{node}: ranks do not get the new environment yet"
         attempt = picture.attempt(node, state.next_attempt)
         if attempt is None or attempt.phase != "prepared" or (node == nodes[0] and attempt.store_port is None):

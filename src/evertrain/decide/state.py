@@ -8,6 +8,7 @@ from evertrain.decide.memory import Memory
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.clocks import Clock
+from evertrain.model.code import Version
 from evertrain.model.decisions import Policy
 
 
@@ -17,6 +18,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     started: r.AttemptStarted
     ends: dict[int, r.RankEnd] = {}
     ending: r.AttemptEnding | None = None
+    told_to_end: bool = False
+    """Its ranks got SIGTERM, and may leave with 0 in answer to it."""
     ended: r.AttemptEnded | None = None
     resumed: r.AttemptResumed | None = None
     progress: r.Progress | None = None
@@ -85,6 +88,15 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     verified: r.RestartVerified | None = None
 
 
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of what ranks run."""
+
+    asked: r.ChangeAsked
+    dropped: r.ChangeDropped | None = None
+    attempt: int | None = None
+    """The first one that carried it out."""
+
+
 def stops(decided: r.Decided) -> bool:
     return decided.action == "stop" or any(isinstance(action, d.Stop) for action in decided.actions)
 
@@ -131,6 +143,19 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     stop: r.StopRequested | None = None
     restarts: tuple[Restart, ...] = ()
     """Of this run, oldest first."""
+    versions: dict[int, Version] = {}
+    """Of the job, by number."""
+    own: int | None = None
+    """The version that the files are which this run was called for; None: they have not been captured yet."""
+    proven: dict[int, r.VersionProven] = {}
+    changes: dict[str, Change] = {}
+    """Of all runs, oldest first."""
+    run_changes: tuple[str, ...] = ()
+    """Of this run."""
+    ran: dict[int, int | None] = {}
+    """By attempt of this life, the version that it ran; None: the user's files, not captured yet."""
+    audits: tuple[r.Audited, ...] = ()
+    """The newest of them."""
     flushed: r.Flushed | None = None
     stored: tuple[r.StoreCommitted, ...] = ()
     """Of this life, oldest first."""

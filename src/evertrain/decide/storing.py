@@ -14,7 +14,7 @@ from collections import defaultdict
 import msgspec
 from msgspec.structs import replace
 
-from evertrain.decide import resume
+from evertrain.decide import resume, rollback
 from evertrain.decide.picture import Picture, Stored
 from evertrain.decide.resume import Resume
 from evertrain.decide.state import JobState
@@ -200,7 +200,7 @@ def newer_than(chosen: Resume | None, state: JobState, picture: Picture, at_most
     listed = picture.stored if picture.stored is not None else _of_log(state)
     usable = [one for one in listed if (at_most is None or one.step <= at_most) and not _fails(one.folder, state)]
     ours = [one for one in usable if one.life == state.life]
-    given = resume.Rules(lineage=state.lineage)
+    given = resume.Rules(lineage=state.lineage, last_attempt=rollback.newest_attempt(state))
     own = [one for one in ours if given.allow((one.attempt, one.step))]
     if own:
         newest = max(own, key=lambda one: one.step)

@@ -8,7 +8,9 @@ Every wait has its deadline here.
 
 from __future__ import annotations
 
-from evertrain.decide import answering, closing, incidents
+from typing import Literal
+
+from evertrain.decide import answering, closing, incidents, rollback
 from evertrain.decide.applying import apply, fold
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
@@ -66,11 +68,21 @@ def _waiting(state: JobState, incident: Incident, config: Config, now: float) ->
     if (wait := incident.wait) is not None:
         return _for_nodes(state, incident, wait, now)
     asked = next((action for action in last.actions if type(action) in _RUNGS), None)
+    if isinstance(asked, d.RollBack):
+        return _roll_back(state, incident, now)
     if asked is None or now - state.since(last.time) > config.ladder.inspect_limit_s:
         rung = _RUNGS[type(asked)] if asked is not None else "inspect"
         silent = d.Answered(time=now, incident=incident.number, rung=rung, outcome="not_available")
         return answering.answer(state, silent, incident.number)
     return []
+
+
+def _roll_back(state: JobState, incident: Incident, now: float) -> list[AnyRecord]:
+    """It is decided at once; whether the nodes get that version is seen when it is to start."""
+    records = rollback.ask(state, incident.number, now)
+    outcome: Literal["done", "not_available"] = "done" if records else "not_available"
+    event = d.Answered(time=now, incident=incident.number, rung="roll_back", outcome=outcome)
+    return [*records, *answering.answer(fold(records, state), event, incident.number)]
 
 
 _RUNGS: dict[type[d.Action], d.Rung] = {d.Inspect: "inspect", d.RollBack: "roll_back", d.Replay: "replay"}

@@ -1,7 +1,8 @@
 """Which knobs are there, and what are their defaults? One Struct a topic; durations in seconds.
 
 `--config file.yaml` fills this tree; a key that is not here is refused with the nearest known name (`cli.config`). What
-stands in the event log as well, `RestartConfig`, `LadderConfig` and `CodeConfig`, can be read there with keys of other versions.
+stands in the event log as well (`RestartConfig`, `LadderConfig`, `CodeConfig`) can be read there with keys of other
+versions.
 """
 
 from __future__ import annotations

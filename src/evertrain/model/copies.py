@@ -130,6 +130,8 @@ class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Saves of which what is kept for other nodes is still needed."""
     disk: Save | None = None
     """To be written to the node's disk."""
+    pinned: Save | None = None
+    """Where it is on disk, it stays there."""
     bytes_per_s: int = 1 << 30
     """At which this node gives out what others pull."""
 

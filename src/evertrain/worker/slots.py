@@ -36,8 +36,9 @@ CHUNK_BYTES = 1 << 20
 SLOTS = 3
 """Ranks are at most one save apart. With two slots, a rank may overwrite step t-1 while another one's copy of t is
 unfinished, and a kill then leaves no step that all of them have."""
-MOST_SLOTS = SLOTS + 2
-"""Two more where steps are pinned for a backup: the last one that is backed up, and the one on its way."""
+MOST_SLOTS = SLOTS + 3
+"""Three more where steps are pinned: the last one that is backed up, the one on its way, and the one before a change of
+the code."""
 
 EMPTY, WRITING, COMPLETE, DAMAGED = 0, 1, 2, 3
 HAS_SUMS = 1

@@ -1,0 +1,131 @@
+"""How does a user change what ranks run? `POST /v1/changes`, and what has come of it.
+
+202 says that the change was noted, not that it was carried out; 409 with the reason where it cannot be (`wrong_usage`:
+nor later), 503 where that is not known yet. Each try is written down with who says to have asked (`GET /v1/audit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+
+from evertrain.controller import code_views
+from evertrain.controller.code_store import CodeStore
+from evertrain.controller.conductor import Conductor
+from evertrain.decide import changes
+from evertrain.model.code import ChangeKind, Code, Diff
+from evertrain.model.config import CodeConfig
+from evertrain.model.records import Audited
+
+_LONGEST = 2000
+
+
+class _ChangeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    change: str
+    kind: Literal["update", "rollback"]
+    digest: str = ""
+    source: str = ""
+    version: int | None = None
+    urgent: bool = False
+    within_s: float | None = None
+    keep_progress: bool = False
+    reason: str = ""
+    author: str = ""
+
+
+def routes(conductor: Conductor, code: CodeStore, config: CodeConfig) -> list[web.RouteDef]:
+    async def ask(request: web.Request) -> web.Response:
+        try:
+            wanted = msgspec.json.decode(await request.read(), type=_ChangeRequest)
+        except msgspec.DecodeError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        within_s = config.within_s if wanted.within_s is None else wanted.within_s
+        wish = changes.Wish(
+            change=wanted.change[:100],
+            act=wanted.kind,
+            source=wanted.source[:_LONGEST],
+            version=wanted.version,
+            within_s=0.0 if wanted.urgent or wanted.kind == "rollback" else max(0.0, within_s),
+            goes_back=wanted.kind == "rollback" and not wanted.keep_progress,
+            reason=wanted.reason[:_LONGEST],
+            author=wanted.author[:100],
+        )
+        if wanted.kind == "update" and not wanted.digest:
+            refusal: changes.Refusal | None = changes.Refusal("an update needs the digest of its code", wrong_usage=True)
+        else:
+            refusal = await submit(request, wish, wanted.digest)
+        return answer(refusal, {"change": wish.change})
+
+    async def submit(request: web.Request, wish: changes.Wish, digest: str) -> changes.Refusal | None:
+        prepared = await with_code(conductor, code, wish, digest)
+        refusal = prepared if isinstance(prepared, changes.Refusal) else conductor.request_change(prepared)
+        if refusal is None or not refusal.soon:
+            note(conductor, request, wish.act, wish.author, refusal)
+        return refusal
+
+    async def one(request: web.Request) -> web.Response:
+        found = code_views.change(conductor.state, request.match_info["name"])
+        return web.json_response(found) if found is not None else web.json_response({"error": "unknown"}, status=404)
+
+    async def versions(request: web.Request) -> web.Response:
+        return web.json_response(code_views.versions(conductor.state))
+
+    async def audit(request: web.Request) -> web.Response:
+        return web.json_response(code_views.audit(conductor.state))
+
+    return [
+        web.post("/v1/changes", ask),
+        web.get("/v1/changes/{name}", one),
+        web.get("/v1/versions", versions),
+        web.get("/v1/audit", audit),
+    ]
+
+
+async def with_code(
+    conductor: Conductor, code: CodeStore, wish: changes.Wish, digest: str
+) -> changes.Wish | changes.Refusal:
+    """The wish with the code that was sent before, and what it changes; `digest` empty: as it is."""
+    state = conductor.state
+    base = state.versions.get(changes.next_version(state) or 0)
+    target = state.versions.get(wish.version or 0)
+    found: Code | None = None
+    if digest:
+        found = await asyncio.to_thread(code.known, digest)
+        if found is None:
+            return changes.Refusal(f"no code with the digest {digest[:12]} has been sent", wrong_usage=True)
+    after = found or (target.code if target is not None else None) or (base.code if base is not None else None)
+    diff = Diff()
+    if base is not None and base.code is not None and after is not None and base.code != after:
+        diff = await asyncio.to_thread(code.diff, base.code.digest, after.digest)
+    if base is not None:
+        given = target.args if target is not None else wish.args
+        added = target.env if target is not None else {**base.env, **wish.env}
+        names = tuple(sorted(name for name in {*added, *base.env} if added.get(name) != base.env.get(name)))
+        diff = msgspec.structs.replace(diff, args=given is not None and given != base.args, env=names)
+    return msgspec.structs.replace(wish, code=found, diff=diff)
+
+
+def note(
+    conductor: Conductor, request: web.Request, act: ChangeKind, author: str, refusal: changes.Refusal | None
+) -> None:
+    conductor.audit(
+        Audited(
+            time=0.0,
+            act=act,
+            author=author,
+            address=request.remote or "",
+            outcome="done" if refusal is None else "refused",
+            detail=refusal.line if refusal is not None else "",
+        )
+    )
+
+
+def answer(refusal: changes.Refusal | None, done: dict[str, object]) -> web.Response:
+    if refusal is None:
+        return web.json_response(done, status=202)
+    if refusal.soon:
+        return web.json_response({"error": refusal.line}, status=503)
+    return web.json_response({"error": refusal.line, "wrong_usage": refusal.wrong_usage}, status=409)

@@ -1,0 +1,322 @@
+"""Which version of the code do ranks run next, and from when on?
+
+    asked ──urgent, or its time has come──▶ all nodes have it ──▶ attempt ended ──▶ the next one runs it ──▶ proven
+      │ └─────another restart comes first───────────────────────────────────────────▲        └──fails──▶ rolled back
+      └──a newer change; a node cannot have it──▶ dropped: training goes on as it is
+
+A run begins with the user's own files, in place. From its first change of the code on, ranks run from folders with the
+content of a version. `decide.rollback` says which version is gone back to.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from evertrain.decide.picture import Picture
+from evertrain.decide.state import Attempt, Change, JobState
+from evertrain.model import records as r
+from evertrain.model.code import ChangeKind, Code, CodeOrder, Diff, Version
+from evertrain.model.config import Config
+from evertrain.model.copies import Save
+from evertrain.model.records import AnyRecord
+from evertrain.model.words import counted
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why nothing is done, in one line."""
+
+    line: str
+    wrong_usage: bool = False
+    """What was asked for cannot be; else it is only the wrong moment."""
+    soon: bool = False
+    """It cannot be said yet: ask again in a moment."""
+    is_same: bool = False
+    """There is nothing to change."""
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody wants ranks to run."""
+
+    change: str
+    act: ChangeKind
+    code: Code | None = None
+    """None: the same code."""
+    source: str = ""
+    args: tuple[str, ...] | None = None
+    """None: the same arguments."""
+    env: dict[str, str] = {}
+    """Beside what was added before."""
+    version: int | None = None
+    """One that is known already; the fields above do not count then."""
+    within_s: float = 0.0
+    """With the next restart, after so long at the latest; 0: at once."""
+    goes_back: bool = False
+    reason: str = ""
+    author: str = ""
+    diff: Diff = Diff()
+
+
+# -- what runs -------------------------------------------------------------------------------------------------------
+
+
+def pending(state: JobState) -> Change | None:
+    """The change that no attempt has carried out yet; a newer one takes the place of an older one."""
+    asked = [one for name in state.run_changes if (one := state.changes[name]).dropped is None]
+    return asked[-1] if asked and asked[-1].attempt is None else None
+
+
+def in_force(state: JobState) -> int | None:
+    """The version of the newest attempt; None: the user's files, and nobody has captured them yet."""
+    attempt = state.attempt
+    return state.own if attempt is None else state.ran.get(attempt.number)
+
+
+def next_version(state: JobState) -> int | None:
+    """The version of the attempt to come."""
+    change = pending(state)
+    return in_force(state) if change is None else change.asked.version
+
+
+def args(state: JobState, version: int | None) -> tuple[str, ...] | None:
+    """The script's arguments with a version; None: those of the command line."""
+    return None if version is None or version == state.own else state.versions[version].args
+
+
+def env(state: JobState, version: int | None) -> dict[str, str]:
+    """What a version adds to the environment of ranks."""
+    return {} if version is None else state.versions[version].env
+
+
+def digest(state: JobState, version: int | None) -> str:
+    """Of the folder that the attempt to come runs `version` from; empty: it runs in place.
+
+    As long as only arguments and environment have been changed, files that the user edits count as they do with every
+    launcher.
+    """
+    known = state.versions.get(version) if version is not None else None
+    if known is None or known.code is None:
+        return ""
+    own = state.versions[state.own].code if state.own is not None else None
+    of_run = (state.changes[name] for name in state.run_changes)
+    led_here = [one.asked for one in of_run if one.dropped is None]
+    stays = all(one.act == "restart" and state.versions[one.version].code == own for one in led_here)
+    return "" if stays else known.code.digest
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What processes are to be that wait to become ranks."""
+
+    version: int | None
+    digest: str
+    env: dict[str, str]
+
+
+def prepared(state: JobState) -> Prepared:
+    """While an attempt is on its way into its loop not all nodes may have let it go: what it needs stays until then."""
+    attempt = state.active
+    if attempt is not None and attempt.ending is None and attempt.resumed is None:
+        version = state.ran.get(attempt.number)
+        return Prepared(version, attempt.started.code, env(state, version))
+    version = next_version(state)
+    return Prepared(version, digest(state, version), env(state, version))
+
+
+def order(state: JobState) -> CodeOrder | None:
+    """The version that nodes are to prepare ranks with; None: the user's files."""
+    wanted = prepared(state)
+    if not wanted.digest or wanted.version is None:
+        return None
+    code = state.versions[wanted.version].code
+    assert code is not None
+    return CodeOrder(version=wanted.version, digest=wanted.digest, archive_bytes=code.archive_bytes)
+
+
+# -- what is asked for -----------------------------------------------------------------------------------------------
+
+
+def kept_own(state: JobState, code: Code | None, problem: str, given: tuple[str, ...], source: str) -> Version:
+    """The version that the files of this run are: one that is known, or a new one."""
+    if code is not None and (known := _same(state, code, given, {})) is not None:
+        return known
+    return Version(number=_next_number(state), code=code, problem=problem, source=source, args=given)
+
+
+def ask(state: JobState, wish: Wish, now: float) -> Refusal | list[AnyRecord]:
+    """The records of a change, or why it cannot be."""
+    if wish.change in state.changes:
+        return []
+    if state.ended is not None or state.closing:
+        return Refusal("it is ending")
+    base = next_version(state)
+    if base is None:
+        return Refusal("its code has not been captured yet", soon=True)
+    records: list[AnyRecord] = []
+    if wish.version is not None:
+        if wish.version not in state.versions:
+            return Refusal(f"there is no version {wish.version}; `evertrain versions` lists them", wrong_usage=True)
+        number = wish.version
+    else:
+        version = _wanted(state, state.versions[base], wish)
+        number = version.number
+        if number not in state.versions:
+            records.append(r.VersionKept(time=now, version=version))
+    if number == base:
+        what = "is waited for" if pending(state) is not None else "runs"
+        line = f"version {number} {what} already: there is nothing to change"
+        return Refusal(line, wrong_usage=True, is_same=True)
+    known = state.versions.get(number)
+    if known is not None and known.code is None and number != state.own:
+        return Refusal(f"version {number} was not captured ({known.problem})", wrong_usage=True)
+    asked = r.ChangeAsked(
+        time=now,
+        change=wish.change,
+        act=wish.act,
+        version=number,
+        parent=in_force(state),
+        latest=now + wish.within_s,
+        author=wish.author,
+        reason=wish.reason,
+        goes_back=wish.goes_back,
+        diff=wish.diff,
+    )
+    return [*records, asked]
+
+
+def _wanted(state: JobState, base: Version, wish: Wish) -> Version:
+    code = base.code if wish.code is None else wish.code
+    given = base.args if wish.args is None else wish.args
+    added = {**base.env, **wish.env}
+    known = _same(state, code, given, added)
+    source = base.source if wish.code is None else wish.source
+    made = Version(number=_next_number(state), code=code, source=source, args=given, env=added, parent=base.number)
+    return made if known is None else known
+
+
+def _same(state: JobState, code: Code | None, given: tuple[str, ...], added: dict[str, str]) -> Version | None:
+    """The version that has this very content; of files that were not captured nobody knows."""
+    digest = code.digest if code is not None else None
+    for one in reversed(state.versions.values()):
+        theirs = one.code.digest if one.code is not None else None
+        if (theirs, one.args, one.env) == (digest, given, added) and (code is not None or one.number == state.own):
+            return one
+    return None
+
+
+def _next_number(state: JobState) -> int:
+    return max(state.versions, default=0) + 1
+
+
+# -- when it comes ---------------------------------------------------------------------------------------------------
+
+
+def drop(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
+    """Give a change up that a node cannot have, or does not get: nothing healthy is ended for it."""
+    change = pending(state)
+    if change is None or not (wanted := digest(state, change.asked.version)):
+        return []
+    late = state.active is None or now >= change.asked.latest
+    since = state.since(max(change.asked.time, change.asked.latest if state.active is not None else _ended(state)))
+    waited_s = now - since
+    for node in state.active_nodes():
+        report = picture.report(node)
+        if report is None or not picture.connected(node) or report.code == wanted:
+            continue
+        if report.code_failed == wanted:
+            return [_dropped(change, f"{node}: {report.code_problem}", now)]
+        if late and waited_s > config.code.fetch_s:
+            return [_dropped(change, f"{node} had not got it after {waited_s:.0f} s", now)]
+    return []
+
+
+def _ended(state: JobState) -> float:
+    attempt = state.attempt
+    return attempt.ended.time if attempt is not None and attempt.ended is not None else 0.0
+
+
+def _dropped(change: Change, because: str, now: float) -> r.ChangeDropped:
+    return r.ChangeDropped(time=now, change=change.asked.change, because=because)
+
+
+def due(state: JobState, picture: Picture, attempt: Attempt, patience_s: float, now: float) -> list[AnyRecord]:
+    """End the ranks for a change when its time has come and every node could start them anew at once.
+
+    They train on while the nodes get the code and import what they need; not longer than `patience_s`.
+    """
+    change = pending(state)
+    if change is None or now < change.asked.latest:
+        return []
+    name = change.asked.change
+    if any(one.asked.restart == name for one in state.restarts):
+        return []  # `decide.planned` ends them
+    incident = state.incident
+    if incident is not None and incident.decided is None:
+        return []
+    waited_s = now - state.since(max(change.asked.latest, change.asked.time))
+    if (
+        attempt.resumed is not None
+        and not is_ready(state, picture)
+        and not _has_waited(state, picture, waited_s, patience_s)
+    ):
+        return []
+    return [r.RestartRequested(time=now, restart=name, attempt=attempt.number)]
+
+
+def _has_waited(state: JobState, picture: Picture, waited_s: float, patience_s: float) -> bool:
+    """Imports may take for ever; without its code nothing is ended at all."""
+    return waited_s > patience_s and all(_has_code(state, picture, node) for node in state.active_nodes())
+
+
+def is_ready(state: JobState, picture: Picture) -> bool:
+    """Whether every node has the code and the environment of the attempt to come, and all that is imported ahead."""
+    wanted = prepared(state)
+    reports = [picture.report(node) for node in state.active_nodes()]
+    return all(
+        one is not None and one.env == wanted.env and one.code == wanted.digest and one.starter.state == "ready"
+        for one in reports
+    )
+
+
+def _has_code(state: JobState, picture: Picture, node: str) -> bool:
+    report = picture.report(node)
+    return report is not None and report.code == prepared(state).digest
+
+
+# -- what has come of it ---------------------------------------------------------------------------------------------
+
+
+def proven(
+    state: JobState, attempt: Attempt, step: int | None, relative: int, config: Config, now: float
+) -> list[AnyRecord]:
+    """Training has come so far with a version that it is fit to be gone back to.
+
+    Source: ByteRobust reference section 17, row 11.
+    """
+    version = state.ran.get(attempt.number)
+    if version is None or version in state.proven or attempt.resumed is None:
+        return []
+    limits = config.code
+    first = next(one for one in state.attempts if state.ran.get(one.number) == version)
+    done = relative if step is None else step - (first.started.resume or 0)
+    ran_s = now - attempt.resumed.resumed_time
+    if done >= limits.proven_steps:
+        because = f"{counted(done, 'step')} done with it"
+    elif ran_s >= limits.proven_s:
+        because = f"it has run for {ran_s:.0f} s"
+    else:
+        return []
+    return [r.VersionProven(time=now, version=version, because=because)]
+
+
+def pinned(state: JobState) -> Save | None:
+    """The last save before the switch to a version that has not proven itself: what a roll-back would go on from."""
+    version = in_force(state)
+    if version is None or version in state.proven:
+        return None
+    names = (name for name in reversed(state.run_changes) if state.changes[name].attempt is not None)
+    change = next((state.changes[name] for name in names), None)
+    if change is None or change.asked.version != version or change.asked.goes_back:
+        return None
+    started = next((one.started for one in state.attempts if one.number == change.attempt), None)
+    if started is None or started.resume is None or started.resume_attempt is None or started.folder:
+        return None
+    return started.resume_attempt, started.resume

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from evertrain.controller import views
-from evertrain.decide import planned
+from evertrain.decide import changes, planned, rollback
+from evertrain.decide.changes import Wish
 from evertrain.decide.progress import steps
+from evertrain.model.code import Code
 from evertrain.model.config import Config, RestartConfig
 from evertrain.model.copies import Copy
 from evertrain.model.records import (
@@ -444,6 +446,11 @@ class AnyJob(RuleBasedStateMachine):
         config = Config(restart=RestartConfig(node_return_s=1e6))
         self.world = World(config=config)
 
+    @rule()
+    def capture(self) -> None:
+        if self.world.state.own is None:
+            self.world.capture()
+
     def alive(self) -> bool:
         return bool(self.world.running())
 
@@ -482,10 +489,38 @@ class AnyJob(RuleBasedStateMachine):
         state, picture = self.world.state, self.world.picture()
         number = state.active.number if state.active is not None else 0
         name = f"r{len(state.restarts)}"
-        asked = RestartRequested(time=self.world.now, restart=name, attempt=number, **wish)
+        changed = {key: wish[key] for key in ("env", "args") if key in wish}
+        wanted = {key: wish[key] for key in wish.keys() - changed.keys()}
+        asked = RestartRequested(time=self.world.now, restart=name, attempt=number, **wanted)
         step = steps(state.active, picture)[0] if state.active is not None else None
         if planned.refusal(state, picture, asked, step) is None:
+            if changed:
+                self.change(Wish(change=name, act="restart", **changed))
             self.world.write(asked)
+
+    def change(self, wish: Wish) -> None:
+        records = changes.ask(self.world.state, wish, self.world.now)
+        for record in records if isinstance(records, list) else ():
+            self.world.write(record)
+
+    @rule(content=st.sampled_from(["a", "b", "own"]), within_s=st.sampled_from([0.0, 0.3, 1e6]))
+    def update(self, content: str, within_s: float) -> None:
+        code, name = Code(digest=content, files=1, bytes=1), f"u{len(self.world.log)}"
+        self.change(Wish(change=name, act="update", code=code, within_s=within_s))
+
+    @rule(goes_back=st.booleans())
+    def roll_back(self, goes_back: bool) -> None:
+        if (number := rollback.target(self.world.state)) is not None:
+            name = f"b{len(self.world.log)}"
+            self.change(Wish(change=name, act="rollback", version=number, goes_back=goes_back))
+
+    @rule(node=st.sampled_from(["node-0", "node-1"]), trouble=st.sampled_from(["", "no room"]))
+    def code_trouble(self, node: str, trouble: str) -> None:
+        self.world.nodes[node].code_trouble = trouble
+
+    @rule(node=st.sampled_from(["node-0", "node-1"]), is_late=st.booleans())
+    def code_is_late(self, node: str, is_late: bool) -> None:
+        self.world.nodes[node].code_is_late = is_late
 
     @rule(jump_s=st.sampled_from([0.0, 1e7]))
     def replace_controller(self, jump_s: float) -> None:
@@ -517,7 +552,7 @@ class AnyJob(RuleBasedStateMachine):
         """When the trouble is over, the job runs or has ended for a stated reason."""
         for name, node in self.world.nodes.items():
             self.world.bring_back(name)
-            node.connected = True
+            node.connected, node.code_trouble, node.code_is_late = True, "", False
         self.world.turns(30)
         ended = [record for record in self.world.log if isinstance(record, JobEnded)]
         if ended:

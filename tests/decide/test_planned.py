@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from evertrain.controller import views
-from evertrain.decide import planned
-from evertrain.decide.planned import Refusal
+from evertrain.decide import changes, planned
+from evertrain.decide.changes import Refusal
 from evertrain.decide.progress import steps
 from evertrain.model import records as r
 from evertrain.model.config import Config, RestartConfig
@@ -262,30 +262,41 @@ def test_a_list_that_was_read_while_ranks_ran_resumes_nothing() -> None:
 # -- arguments and environment -----------------------------------------------------------------------------------------
 
 
+def changed(world: World, name: str = "one", **more: Any) -> None:
+    """`evertrain restart` with other arguments or environment."""
+    world.change(None, name, act="restart", **more)
+    world.write(wish(world, name))
+    world.turns()
+
+
 def test_arguments_and_environment_stay_for_later_attempts_and_go_with_the_run() -> None:
     world = training()
-    ask(world, "one", args=("--lr", "3"), env={"A": "1", "B": "2"})
-    ask(world, "two", env={"B": "3"})
+    world.capture()
+    changed(world, "one", args=("--lr", "3"), env={"A": "1", "B": "2"})
+    changed(world, "two", env={"B": "3"})
     world.train()
     world.fail(2)
     world.turns()
     assert world.running() == dict.fromkeys(ALL, 4)
     assert go_of(world).args == ("--lr", "3")
     assert all(node.env == {"A": "1", "B": "3"} for node in world.nodes.values())
+    assert all(node.code == "" for node in world.nodes.values()), "the code is the same: it runs in place"
     world.write(r.RunStarted(time=world.now, run_id="job-2", nodes=tuple(world.nodes), standby=0, nproc_per_node=2,
                              fresh=False, start="zygote", command="t.py"))  # fmt: skip
-    assert (planned.args(world.state, 9), planned.env(world.state)) == (None, {})
+    assert changes.prepared(world.state) == changes.Prepared(None, "", {})
+    assert changes.args(world.state, None) is None
 
 
 def test_ranks_train_on_until_the_new_environment_is_there() -> None:
     world = training()
+    world.capture()
     original = world._perform
 
     def deaf(node: Any, order: Any) -> None:
         original(node, replace(order, env=node.env) if node.name == "node-1" else order)
 
     world._perform = deaf  # type: ignore[method-assign]
-    ask(world, env={"A": "1"})
+    changed(world, env={"A": "1"})
     assert world.running() == dict.fromkeys(ALL, 1)
     world._perform = original  # type: ignore[method-assign]
     world.turns()
@@ -294,7 +305,8 @@ def test_ranks_train_on_until_the_new_environment_is_there() -> None:
 
 def test_no_attempt_starts_with_the_old_environment() -> None:
     world = training()
-    world.write(wish(world, env={"A": "1"}))
+    world.capture()
+    world.change(None, "one", act="restart", env={"A": "1"})
     world.fail(1)  # so nobody waits for anything
     original = world._perform
     world._perform = lambda node, order: original(node, replace(order, env=node.env))  # type: ignore[method-assign]
@@ -303,6 +315,14 @@ def test_no_attempt_starts_with_the_old_environment() -> None:
     world._perform = original  # type: ignore[method-assign]
     world.turns()
     assert world.running() == dict.fromkeys(ALL, 2)
+
+
+def test_steps_of_two_versions_are_not_compared() -> None:
+    world = training()
+    world.capture()
+    world.change("new", within_s=3600)
+    refusal = refused(world, verify=2)
+    assert refusal is not None and "one version only" in refusal.line
 
 
 # -- verification ------------------------------------------------------------------------------------------------------

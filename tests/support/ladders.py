@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from evertrain.decide import ladder
+from evertrain.decide import changes, ladder
 from evertrain.decide.applying import apply
 from evertrain.decide.state import JobState
 from evertrain.model import decisions as d
 from evertrain.model import records as r
+from evertrain.model.code import Code, Version
 from evertrain.model.decisions import AnyAction, Policy
 from evertrain.model.spec import Seats
 
@@ -57,10 +58,33 @@ class Job:
                 )
             )  # fmt: skip
         self.start()
+        if "roll_back" in self.policy.sources:
+            self.update()
 
     def write(self, record: r.AnyRecord) -> None:
         self.log.append(record)
         self.state = apply(self.state, record)
+
+    def update(self) -> None:
+        """The user has changed the code, and it runs."""
+        numbers = (1, 2) if not self.state.versions else (max(self.state.versions) + 1,)
+        for number in numbers:
+            version = Version(number=number, code=Code(digest=f"code {number}", files=1, bytes=1))
+            self.write(r.VersionKept(time=self.now, version=version, is_own=number == 1))
+        attempt = self.state.attempt
+        assert attempt is not None
+        self.write(
+            r.ChangeAsked(
+                time=self.now, change=f"update-{numbers[-1]}", act="update", version=numbers[-1],
+                parent=numbers[-1] - 1, latest=self.now,
+            )
+        )  # fmt: skip
+        self.write(
+            r.AttemptEnded(
+                time=self.now, attempt=attempt.number, outcome="restarted", step=None, relative_step=0, progress=False
+            )
+        )
+        self.start()
 
     def becomes(self, node: str, state: Any) -> None:
         self.write(r.NodeChanged(time=self.now, node=node, state=state, because=f"it is {state}"))
@@ -196,7 +220,9 @@ def names(actions: tuple[AnyAction, ...]) -> list[str]:
 
 
 def next_attempt(state: JobState, now: float) -> r.AttemptStarted:
+    change = changes.pending(state)
     return r.AttemptStarted(
         time=now, attempt=state.next_attempt, restart_count=len(state.attempts), placement=state.placement(),
         keepers={}, master_addr="", master_port=1, resume=None, tiers={}, reached=state.best_step,
+        version=changes.next_version(state), change=change.asked.change if change is not None else None,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from evertrain.decide import ladder, standbys, starting
+from evertrain.decide import changes, ladder, standbys, starting
 from evertrain.decide.applying import apply
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
@@ -19,6 +19,7 @@ from evertrain.decide.picture import NodePicture, Picture, Stored
 from evertrain.decide.state import JobState
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.model.clocks import Clock
+from evertrain.model.code import Code
 from evertrain.model.config import Config
 from evertrain.model.copies import Backup, Copy, Failed, Part
 from evertrain.model.records import (
@@ -30,6 +31,7 @@ from evertrain.model.records import (
     StopRequested,
     StoreCommitted,
     TermStarted,
+    VersionKept,
 )
 from evertrain.model.report import (
     AttemptReport,
@@ -118,6 +120,11 @@ class Node:
     flushed: int | None = None
     last_attempt: int = 0
     env: dict[str, str] = field(default_factory=dict)
+    code: str = ""
+    code_trouble: str = ""
+    """Why it cannot have any version that is ordered."""
+    code_failed: str = ""
+    code_is_late: bool = False
     compared: tuple[Comparison, ...] = ()
     memory_is_tight: bool = False
     order: Desired | None = None
@@ -301,6 +308,24 @@ class World:
         assert again == self.state
         self.write(TermStarted(time=self.now, term=self.state.term + 1, clock=self.clock))
 
+    def capture(self, content: str = "own", *args: str) -> None:
+        """The user's files are captured."""
+        code = Code(digest=content, files=1, bytes=1)
+        version = changes.kept_own(self.state, code, "", args, "/src")
+        self.write(VersionKept(time=self.now, version=version, is_own=True))
+
+    def change(self, content: str | None, name: str = "", *, within_s: float = 0.0, **wish: object) -> str:
+        """The user has ranks run other code; `content` stands for all of it. The name of the change."""
+        name = name or f"change-{len(self.state.changes) + 1}"
+        code = None if content is None else Code(digest=content, files=1, bytes=1)
+        fields = {"act": "update", **wish}
+        wanted = changes.Wish(change=name, code=code, within_s=within_s, **fields)  # type: ignore[arg-type]
+        records = changes.ask(self.state, wanted, self.now)
+        assert not isinstance(records, changes.Refusal), records
+        for record in records:
+            self.write(record)
+        return name
+
     # -- the machinery -------------------------------------------------------------------------------------------------
 
     def turn(self, seconds: float = 0.05) -> None:
@@ -369,6 +394,9 @@ class World:
             copies=(*node.memory, *node.disk),
             copies_after_attempt=node.last_attempt if settled else -1,
             env=node.env,
+            code=node.code,
+            code_failed=node.code_failed,
+            code_problem=node.code_trouble if node.code_failed else "",
             comparisons=node.compared,
             flushed_step=node.flushed,
             transfer_port=7000,
@@ -418,7 +446,12 @@ class World:
         process.tokens += self.tokens_a_step
         if not process.passed and process.step > (-1 if held.reached is None else held.reached):
             process.passed = self.now
-        kept = [copy for copy in node.memory if copy.rank != process.rank or copy.step > process.step - 3]
+        stays = changes.pinned(self.state)
+        kept = [
+            copy
+            for copy in node.memory
+            if copy.rank != process.rank or copy.step > process.step - 3 or copy.save == stays
+        ]
         kept = [copy for copy in kept if (copy.rank, copy.step) != (process.rank, process.step)]
         node.memory = [*kept, self._copy(process.rank, process.step, number)]
 
@@ -445,9 +478,12 @@ class World:
                 node.failed = (*node.failed, Failed(**named, because="its parts are damaged"))  # type: ignore[arg-type]
             else:
                 node.memory.append(self._copy(fetch.rank, fetch.step, fetch.attempt))
-        if node.env != order.env:
+        code = order.code.digest if order.code is not None else ""
+        node.code_failed = code if code and node.code_trouble else ""
+        has_it = not node.code_failed and not (code and node.code_is_late)
+        if has_it and (node.env, node.code) != (order.env, code):
             # the keeper starts anew what waits
-            node.env = order.env
+            node.env, node.code = order.env, code
             for number in [number for number, held in node.attempts.items() if not held.started]:
                 node.attempts[number] = self._held(order.ranks, store=node.attempts[number].store)
         for number, attempt in wanted.items():
@@ -458,6 +494,7 @@ class World:
                 del node.attempts[number]  # it holds the wrong ones, and is prepared anew
             elif attempt.phase == "go" and held is not None and not held.started:
                 assert attempt.go is not None
+                assert node.code == self.state.attempts[-1].started.code, "what waits here is of another version"
                 assert tuple(held.processes) == attempt.ranks, "a keeper refuses to start ranks that it does not hold"
                 held.started, held.resume, held.reached = True, attempt.go.resume, attempt.go.reached
                 for process in held.processes.values():

@@ -54,7 +54,9 @@ def routes(conductor: Conductor, code: CodeStore, config: CodeConfig) -> list[we
             author=wanted.author[:100],
         )
         if wanted.kind == "update" and not wanted.digest:
-            refusal: changes.Refusal | None = changes.Refusal("an update needs the digest of its code", wrong_usage=True)
+            refusal: changes.Refusal | None = changes.Refusal(
+                "an update needs the digest of its code", wrong_usage=True
+            )
         else:
             refusal = await submit(request, wish, wanted.digest)
         return answer(refusal, {"change": wish.change})

@@ -1,4 +1,4 @@
-"""What do `evertrain versions` and those who wait for a change get to see? Plain JSON of versions, changes and audits."""
+"""What do `evertrain versions` and those who wait for a change get to see? JSON of versions, changes and audits."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def pending(state: JobState) -> Json | None:
     """The change that comes with the next restart."""
     found = changes.pending(state) if state.ended is None else None
     return None if found is None else _change(state, found)
+
+
+def last_applied(state: JobState) -> Json | None:
+    """The newest change that an attempt of this run has carried out."""
+    applied = [one for name in state.run_changes if (one := state.changes[name]).attempt is not None]
+    newest = max(applied, key=lambda one: one.attempt or 0, default=None)
+    return None if newest is None else _change(state, newest)
 
 
 def audit(state: JobState) -> list[Json]:

@@ -12,15 +12,15 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from evertrain.controller import ledger, node_views
+from evertrain.controller import code_views, ledger, node_views
 from evertrain.controller.store import read_log
-from evertrain.decide import joining, planned, resume, storing
+from evertrain.decide import changes, joining, planned, resume, storing
 from evertrain.decide.applying import fold
 from evertrain.decide.picture import Picture
 from evertrain.decide.progress import steps
 from evertrain.decide.state import Attempt, Incident, JobState
 from evertrain.model.decisions import AskHuman, stronger
-from evertrain.model.records import StoreCommitted
+from evertrain.model.records import ChangeAsked, StoreCommitted
 from evertrain.model.report import PageReport
 
 # what later versions of this list grow by is stated where it is missing, never left out in silence
@@ -94,6 +94,9 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "restarts": max(0, len(state.attempts) - 1),
         "resume": attempt.started.resume if attempt else None,
         "restart": restart(state, state.restarts[-1].asked.restart) if state.restarts else None,
+        "version": changes.in_force(state),
+        "change": code_views.pending(state) if live else None,
+        "last_change": code_views.last_applied(state),
         "steps_seen": kind != "none",
         "incidents": len(state.incidents),
     }
@@ -104,6 +107,8 @@ def _active(state: JobState) -> list[str]:
     active = [*_ACTIVE, *(_SEVERAL_ACTIVE if len(state.active_nodes()) > 1 else ())]
     if len(state.roster) > 1:
         active.append(f"eviction of nodes ({_standbys(state)})")
+    if (own := state.versions.get(state.own or 0)) is not None and own.code is not None:
+        active.append(f"code: version {changes.in_force(state)}, changed and rolled back without giving up a node")
     return [*active, f"the shared store: step {state.stored[-1].step}"] if state.stored else active
 
 
@@ -131,6 +136,7 @@ def restart(state: JobState, name: str) -> dict[str, Any] | None:
     if found is None:
         return None
     asked, attempt = found.asked, planned.back(state, found)
+    change = state.changes[name].asked if name in state.changes else None
     verified = None
     if found.verified is not None:
         named = ("attempt", "first_step", "last_step", "ranks", "problem")
@@ -143,9 +149,10 @@ def restart(state: JobState, name: str) -> dict[str, Any] | None:
         "restart": name,
         "from_step": asked.from_step,
         "verify": asked.verify,
-        "args": list(asked.args) if asked.args is not None else None,
+        "args": list(state.versions[change.version].args) if change is not None and change.diff.args else None,
         # values may be secrets
-        "env": sorted(asked.env),
+        "env": list(change.diff.env) if change is not None else [],
+        "version": change.version if change is not None else None,
         "back": attempt is not None,
         "attempt": attempt.number if attempt is not None else None,
         "resume": attempt.started.resume if attempt is not None else None,
@@ -331,6 +338,7 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
     attempt = next((seen for seen in state.attempts if seen.number == opened.attempt), None)
     end = attempt.ends.get(opened.ranks[0]) if attempt is not None and opened.ranks else None
     after = next((seen for seen in state.attempts if seen.number == incident.failover_attempt), None)
+    led_to = changes.led_to_by(state, incident)
     return {
         "id": opened.incident,
         "attempt": opened.attempt,
@@ -340,7 +348,9 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
         "ranks": list(opened.ranks),
         "nodes": list(opened.nodes),
         "links": [],
-        "action": _action(incident),
+        "action": _action(incident, led_to),
+        "from_version": led_to.parent if led_to is not None else None,
+        "to_version": led_to.version if led_to is not None else None,
         "confidence": opened.confidence,
         "evidence": [*opened.evidence, *(after.started.passed_over if after is not None else ())],
         "step": opened.step,
@@ -354,8 +364,11 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
     }
 
 
-def _action(incident: Incident) -> str:
+def _action(incident: Incident, change: ChangeAsked | None) -> str:
     """The strongest that was done."""
+    if change is not None and change.incident is None:
+        # what was waiting for the next restart came with it
+        return stronger(("hot_update", *(one.action for one in incident.decisions)))
     if not incident.decisions:
         return "tolerate" if incident.opened.tolerated else "none"
     return stronger(one.action for one in incident.decisions)

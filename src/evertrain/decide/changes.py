@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from evertrain.decide.picture import Picture
-from evertrain.decide.state import Attempt, Change, JobState
+from evertrain.decide.state import Attempt, Change, Incident, JobState
 from evertrain.model import records as r
 from evertrain.model.code import ChangeKind, Code, CodeOrder, Diff, Version
 from evertrain.model.config import Config
@@ -320,3 +320,10 @@ def pinned(state: JobState) -> Save | None:
     if started is None or started.resume is None or started.resume_attempt is None or started.folder:
         return None
     return started.resume_attempt, started.resume
+
+
+def led_to_by(state: JobState, incident: Incident) -> r.ChangeAsked | None:
+    """The change that the recovery from an incident carried out."""
+    number = incident.failover_attempt
+    found = (one.asked for one in state.changes.values() if number is not None and one.attempt == number)
+    return next(found, None)

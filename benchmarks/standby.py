@@ -9,86 +9,24 @@ rank has finished the first step that is higher than any rank had reached before
 
 from __future__ import annotations
 
-import json
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
-from typing import Any
 
-from harness import BIN, ROOT, clean_environment, interleave, parser, print_table, run_to_end, write_report
+from harness import interleave, parser, print_table, write_report
+from lab import LIMIT_S, Lab, NotMeasured
 
-TOY = ROOT / "benchmarks/toy.py"
 NODES, STANDBY = 4, 1
 FAULT_STEP = 25
 STEPS = 45
-LIMIT_S = 120.0
 TARGET = 10.0
-
-Json = dict[str, Any]
-
-
-class NotMeasured(Exception):
-    """A job that did not do what was to be measured."""
-
-
-class Lab:
-    """A job of local nodes in a folder of its own."""
-
-    def __init__(self, name: str, nodes: int = NODES, standby: int = STANDBY, **environment: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=f"standby-{name}-"))
-        self.ranks = nodes
-        self.environment = clean_environment(
-            TOY_SAVE="evertrain",
-            TOY_STEPS=str(STEPS),
-            TOY_LOG=str(self.folder / "events.jsonl"),
-            EVERTRAIN_RUN_DIR=str(self.folder / "runs"),
-            XDG_STATE_HOME=str(self.folder / "state"),
-            **environment,
-        )
-        size = (f"--local-nodes={nodes + standby}", f"--nnodes={nodes}", f"--standby={standby}", "--nproc-per-node=1")
-        self.command = (BIN / "evertrain", "run", "--job=lab", *size)
-
-    def run(self, *flags: str) -> None:
-        status = run_to_end([*self.command, *flags, TOY], self.environment, self.folder / "output.txt", limit_s=LIMIT_S)
-        if status != 0:
-            raise NotMeasured(f"exit code {status}; see {self.folder}")
-
-    def incidents(self) -> list[Json]:
-        asked = [BIN / "evertrain", "incidents", "--job=lab", "--json"]
-        answer = subprocess.run(asked, env=self.environment, capture_output=True, check=True, timeout=30)
-        found: list[Json] = json.loads(answer.stdout)
-        return found
-
-    def steps(self) -> list[Json]:
-        file = self.folder / "events.jsonl"
-        events = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
-        return [event for event in events if event["event"] == "step"]
-
-    def first_new_step(self, since: float) -> float:
-        """When the slowest rank had done the first step that no rank had done before that time."""
-        steps = self.steps()
-        reached = max(event["step"] for event in steps if event["time"] <= since)
-        again: dict[int, float] = {}
-        for event in steps:
-            if event["step"] == reached + 1 and event["time"] > since:
-                again.setdefault(event["rank"], event["time"])
-        if len(again) != self.ranks:
-            raise NotMeasured(f"{len(again)} of {self.ranks} ranks finished step {reached + 1}; see {self.folder}")
-        return max(again.values())
-
-    def close(self) -> None:
-        shutil.rmtree(self.folder)
 
 
 def until_standby_trains(fault: str, **size: int) -> float:
     """Seconds from a fault of a node, as the incident dates it, until its standby's ranks do the first new step."""
-    lab = Lab(fault, **size)
+    lab = Lab(fault, **{"nodes": NODES, "standby": STANDBY, **size}, steps=STEPS)
     lab.run("--inject", f"{fault}:node=1@step={FAULT_STEP}")
     incidents = lab.incidents()
     if [one["action"] for one in incidents] != ["evict"]:
@@ -100,22 +38,12 @@ def until_standby_trains(fault: str, **size: int) -> float:
 
 def requeue() -> float:
     """Seconds from the order to stop until the same command, called again, does the first new step."""
-    lab = Lab("requeue", standby=0)
-    with (lab.folder / "first.txt").open("wb") as output:
-        first = subprocess.Popen([*lab.command, TOY], env=lab.environment, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + LIMIT_S
-        while max((event["step"] for event in lab.steps()), default=0) < FAULT_STEP:
-            if first.poll() is not None or time.monotonic() > deadline:
-                raise NotMeasured(f"it never came to step {FAULT_STEP}; see {lab.folder}")
-            time.sleep(0.01)
+    lab = Lab("requeue", NODES, 0, steps=STEPS)
+    with lab.running() as first:
+        lab.wait_for_step(FAULT_STEP, first)
         asked = time.time()
         first.send_signal(signal.SIGTERM)
         first.wait(LIMIT_S)
-    finally:
-        if first.poll() is None:
-            first.kill()
-            first.wait()
     lab.run()
     seconds = lab.first_new_step(asked) - asked
     lab.close()

@@ -6,7 +6,7 @@ A run is cut into stretches that lie end to end, so their sum is its wall time. 
     └ start, failover ┘ recompute  ┘            └ recompute
 
 What comes before an attempt's first new step is booked on what made the attempt necessary: the start of the run, an
-incident, a planned restart, or one that repeats steps to compare their losses. An incident that is only watched costs
+incident, a planned restart, a change of the code, or a restart that repeats steps to compare their losses. An incident that is only watched costs
 nothing. After a request to stop all is planned stop. Redone steps are not productive: the first new step ends them, by
 the slowest rank's page after an incident, else estimated from the marks in the log. A script that never names its steps
 cannot be seen redoing them: its way back ends when all ranks are in their loop.
@@ -86,6 +86,7 @@ class Account(msgspec.Struct, frozen=True):
 
 START = Account("start_up", "start_up")
 PLANNED_RESTART = Account("planned_restart", "planned_restart")
+CODE_CHANGE = Account("code_change", "hot_update")
 VERIFICATION = Account("verification", "verification")
 PLANNED_STOP = Account("planned_stop", "planned_stop")
 
@@ -174,7 +175,7 @@ def _story(run: Run) -> Iterator[tuple[float, Phase, Account | None, int | None]
         yield left, "productive", None, attempt.number
         way_back, led_here = "failover", incident
         if incident is None:
-            account = VERIFICATION if _is_verified(run, attempt) else PLANNED_RESTART
+            account = VERIFICATION if _is_verified(run, attempt) else _planned(run, index + 1)
             continue
         opened, decided = incident.opened, incident.decided
         account = Account(opened.category, decided.action if decided is not None else "none", incident.number)
@@ -182,6 +183,12 @@ def _story(run: Run) -> Iterator[tuple[float, Phase, Account | None, int | None]
         yield opened.time, "detect", account, None
         yield incident.located_time, "locate", account, None
     yield inf, way_back, account, None
+
+
+def _planned(run: Run, following: int) -> Account:
+    """What the attempt in this place was there for, where no fault led to it."""
+    changes = [one.started.change for one in run.state.attempts[following : following + 1]]
+    return CODE_CHANGE if any(changes) else PLANNED_RESTART
 
 
 def _is_verified(run: Run, attempt: Attempt) -> bool:

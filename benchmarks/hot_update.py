@@ -1,11 +1,11 @@
 """What is a hot update worth? Seconds without training while a job gets new code, and what a new start of it costs.
 
-`hot_update` is `evertrain update --urgent` with a changed tree: nodes, keepers and checkpoints stay, and ranks train on
-until every node has the code and has imported it. `requeue` is the usual way: SIGTERM to the whole command, and the same
-command with the new code in place, which resumes from the step that went to disk; `torchrun_requeue` is the same with
-torchrun, and a checkpoint that the script writes every 5 steps (no queue, no image, no scheduling is counted in either).
-Four ranks each, the toy of the other benchmarks, in turn. All count from the last step that all ranks had finished
-before to the first new one of the slowest rank.
+`hot_update` is `evertrain update --urgent` with a changed tree: nodes, keepers and checkpoints stay, and ranks train
+on until every node has the code and has imported it. `requeue` is the usual way: SIGTERM to the whole command, and the
+same command with the new code in place, which resumes from the step that went to disk; `torchrun_requeue` is the same
+with torchrun, and a checkpoint that the script writes every 5 steps (no queue, no image, no scheduling is counted in
+either). Four ranks each, the toy of the other benchmarks, in turn. All count from the last step that all ranks had
+finished before to the first new one of the slowest rank.
 
 Source: ByteRobust, table 7 (hot update 11 times faster than requeueing, on a cluster's scheduler).
 """

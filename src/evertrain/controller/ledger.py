@@ -6,10 +6,10 @@ A run is cut into stretches that lie end to end, so their sum is its wall time. 
     └ start, failover ┘ recompute  ┘            └ recompute
 
 What comes before an attempt's first new step is booked on what made the attempt necessary: the start of the run, an
-incident, a planned restart, a change of the code, or a restart that repeats steps to compare their losses. An incident that is only watched costs
-nothing. After a request to stop all is planned stop. Redone steps are not productive: the first new step ends them, by
-the slowest rank's page after an incident, else estimated from the marks in the log. A script that never names its steps
-cannot be seen redoing them: its way back ends when all ranks are in their loop.
+incident, a planned restart, a change of the code, or a restart that repeats steps to compare their losses. An incident
+that is only watched costs nothing. After a request to stop all is planned stop. Redone steps are not productive: the
+first new step ends them, by the slowest rank's page after an incident, else estimated from the marks in the log. A
+script that never names its steps cannot be seen redoing them: its way back ends when all ranks are in their loop.
 
 ETTR is the productive share of a run's wall time (Kokolis et al.; ByteRobust section 8.1). The weighted one counts a
 productive second as less when training is slow: by tokens per second between two marks, or steps where the script

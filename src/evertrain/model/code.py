@@ -68,3 +68,7 @@ class CodeOrder(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     digest: str
     archive_bytes: int = 0
+    files: int = 0
+    """As many as the controller has found in it; a node takes no more. 0: it is not said."""
+    bytes: int = 0
+    """Of all files, in the same way."""

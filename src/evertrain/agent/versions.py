@@ -22,7 +22,6 @@ from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
-from msgspec.structs import replace
 
 from evertrain.agent.aside import aside
 from evertrain.agent.commands import NOT_READY, Code
@@ -179,7 +178,7 @@ class Versions:
         try:
             async with (
                 aiohttp.ClientSession(headers=self._headers, timeout=patience, auto_decompress=False) as session,
-                session.get(url) as answer,
+                session.get(url, allow_redirects=False) as answer,
             ):
                 if answer.status != 200:
                     trouble = _Unreachable if answer.status >= 500 else _Refused
@@ -191,9 +190,8 @@ class Versions:
 
 
 def _caps(order: CodeOrder) -> CodeConfig:
-    """What the controller has let in is let in here as well."""
     usual = CodeConfig()
-    return replace(usual, most_bytes=max(usual.most_bytes, order.bytes), most_files=max(usual.most_files, order.files))
+    return CodeConfig(most_bytes=order.most_bytes or usual.most_bytes, most_files=order.most_files or usual.most_files)
 
 
 def _most_bytes(order: CodeOrder) -> int:

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -110,13 +111,11 @@ class CodeStore:
         return code
 
     def _verify(self, path: Path, digest: str) -> Code:
-        manifest = archive.check(path, digest, self._config)
-        return Code(digest=digest, files=manifest.files, bytes=manifest.bytes, archive_bytes=path.stat().st_size)
+        return archive.check(path, digest, self._config).code
 
     def _capture(self) -> None:
-        partial = self._partial()
         try:
-            self.captured = self._captured(partial)
+            self.captured = self._captured(), ""
         except (TreeError, ArchiveError) as error:
             self.captured = None, str(error)
         except OSError as error:
@@ -125,18 +124,23 @@ class CodeStore:
         except Exception as error:  # a bug of ours: training needs no versions
             _log.exception("the code cannot be captured")
             self.captured = None, f"the code is not captured: {type(error).__name__}: {error}; see the controller's log"
-        finally:
-            self._discard(partial)
         code, problem = self.captured
         _log.info("the code as it is: %s", code or problem)
 
-    def _captured(self, partial: Path) -> tuple[Code | None, str]:
+    def _captured(self) -> Code:
         if not self._spec.code_root:
-            return None, "there is no folder of code; name one with --code DIR"
+            raise TreeError("there is no folder of code; name one with --code DIR")
         self._make_room()
-        skip = [Path(self._spec.run_dir), Path(self._spec.log_root), self._folder]
-        found = tree.scan(Path(self._spec.code_root), self._config, skip)
-        return self._keep(partial, archive.pack(found, partial)), ""
+        own = self._folder / ".capture"
+        shutil.rmtree(own, ignore_errors=True)
+        try:
+            skip = (Path(self._spec.run_dir), Path(self._spec.log_root), self._folder)
+            found = tree.scan(Path(self._spec.code_root), self._config, skip)
+            own.mkdir(mode=0o700)
+            packed = own / "code.tar.gz"
+            return self._keep(packed, archive.pack(found, packed))
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
 
     def _make_room(self) -> None:
         """A folder, without what a controller has left that was killed in the middle."""

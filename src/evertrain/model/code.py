@@ -68,7 +68,6 @@ class CodeOrder(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     digest: str
     archive_bytes: int = 0
-    files: int = 0
-    """As many as the controller has found in it; a node takes no more. 0: it is not said."""
-    bytes: int = 0
-    """Of all files, in the same way."""
+    most_bytes: int = 0
+    """What the controller lets a version have, `code.most_bytes` and `code.most_files` of its config; 0: as usual."""
+    most_files: int = 0

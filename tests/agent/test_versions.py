@@ -24,6 +24,7 @@ from evertrain.agent import versions
 from evertrain.agent.commands import NOT_READY
 from evertrain.agent.versions import Versions
 from evertrain.model.code import Code, CodeOrder
+from evertrain.model.config import CodeConfig
 from evertrain.model.spec import AgentSpec
 from support import code
 
@@ -118,7 +119,7 @@ class World:
 
     @property
     def partial(self) -> list[Path]:
-        return list(self.code_dir.glob("*.partial")) + list(self.code_dir.glob(".*.partial"))
+        return list(self.code_dir.glob("*.partial"))
 
     async def tidy(self) -> None:
         await until(lambda: not self.partial, "nothing half is left")
@@ -232,10 +233,10 @@ async def test_no_more_comes_than_was_announced(world: World) -> None:
 
 async def test_what_is_too_large_is_no_version_whatever_its_digest(world: World) -> None:
     node = world.node()
-    node.obey(replace(order(world.first), most_files=1))
+    node.obey(replace(order(world.first), config=CodeConfig(most_files=1)))
     await until(lambda: node.problem, "it is told")
     assert "more than 1 files" in node.problem
-    node.obey(replace(order(world.first), most_files=2))
+    node.obey(replace(order(world.first), config=CodeConfig(most_files=2)))
     await until(lambda: node.code != NOT_READY, "what the controller lets in comes here as well")
 
 
@@ -272,6 +273,17 @@ async def test_a_damaged_archive_that_lies_here_is_fetched_anew(world: World) ->
     await until(lambda: node.code != NOT_READY, "it is there")
     assert len(world.asked) == 1 and world.woken == 1
     assert world.kept(world.first).read_bytes() == world.archives[world.first.digest].read_bytes()
+
+
+async def test_what_the_controllers_config_excludes_is_taken_from_the_original_place(world: World) -> None:
+    (world.root / "secret.py").write_text("KEY = 7\n")
+    node = world.node()
+    node.obey(order(world.first))
+    await until(lambda: node.code != NOT_READY, "it is there")
+    assert not (folder_of(node) / "secret.py").exists()
+    node.obey(replace(order(world.first), config=CodeConfig(exclude=("secret.py",))))
+    await until(lambda: node.code != NOT_READY, "it is there")
+    assert (folder_of(node) / "secret.py").is_symlink()
 
 
 async def test_each_new_order_verifies_what_is_here(world: World) -> None:
@@ -362,6 +374,7 @@ import asyncio, json, resource, sys
 import msgspec
 from evertrain.agent.versions import Versions
 from evertrain.model.code import CodeOrder
+from evertrain.model.config import CodeConfig
 from evertrain.model.spec import AgentSpec
 
 async def main():

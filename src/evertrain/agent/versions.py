@@ -26,7 +26,6 @@ import aiohttp
 from evertrain.agent.aside import aside
 from evertrain.agent.commands import NOT_READY, Code
 from evertrain.model.code import CodeOrder
-from evertrain.model.config import CodeConfig
 from evertrain.model.spec import AgentSpec
 from evertrain.versions import archive, folder
 from evertrain.versions.errors import ArchiveError
@@ -141,7 +140,7 @@ class Versions:
             if order is not self._order:
                 raise _Outdated
             root, code_dir = Path(self._spec.code_root), Path(self._spec.code_dir)
-            return folder.build(kept, order.digest, root, code_dir, _caps(order), self._spec.node)
+            return folder.build(kept, order.digest, root, code_dir, order.config, self._spec.node)
 
     async def _fetch(self, order: CodeOrder, kept: Path) -> None:
         """Get the archive; under its own name it lies whole and verified, or not at all."""
@@ -162,13 +161,14 @@ class Versions:
                 _discard(left)
 
     async def _download(self, order: CodeOrder, partial: Path) -> None:
-        most_bytes, came = _most_bytes(order), 0
+        most, came = order.config.most_archive_bytes, 0
+        most = min(most, order.archive_bytes) if order.archive_bytes else most
         with await aside("code", partial.open, "xb") as file:
             async with aclosing(self._pieces(order.digest)) as pieces:
                 async for piece in pieces:
                     came += len(piece)
-                    if came > most_bytes:
-                        raise ArchiveError(f"its archive is larger than the {most_bytes:,} bytes that were announced")
+                    if came > most:
+                        raise ArchiveError(f"its archive is larger than the {most:,} bytes that it may have")
                     await aside("code", file.write, piece)
 
     async def _pieces(self, digest: str) -> AsyncGenerator[bytes, None]:
@@ -189,18 +189,8 @@ class Versions:
             raise _Unreachable(f"its archive has not come: {error or type(error).__name__}") from None
 
 
-def _caps(order: CodeOrder) -> CodeConfig:
-    usual = CodeConfig()
-    return CodeConfig(most_bytes=order.most_bytes or usual.most_bytes, most_files=order.most_files or usual.most_files)
-
-
-def _most_bytes(order: CodeOrder) -> int:
-    most = _caps(order).most_archive_bytes
-    return min(order.archive_bytes, most) if order.archive_bytes else most
-
-
 def _verify_and_keep(partial: Path, kept: Path, order: CodeOrder) -> None:
-    archive.check(partial, order.digest, _caps(order))
+    archive.check(partial, order.digest, order.config)
     os.replace(partial, kept)
 
 

@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from posixpath import dirname, normpath
 from typing import BinaryIO
@@ -89,11 +90,11 @@ def walk(path: Path, digest: str | None, config: CodeConfig, take: Take) -> Mani
     """`check`, with each entry and its content passed on before the whole archive is known to be good."""
     name = f"archive {names.shown(digest or path.name, 12)}"
     try:
-        source = open(path, "rb", opener=_at_once)
+        descriptor = _at_once(os.fspath(path), os.O_RDONLY)
     except OSError as error:
         raise ArchiveError(f"{name} cannot be read: {error.strerror}") from None
-    with source:
-        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+    with open(descriptor, "rb", buffering=0) as source:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ArchiveError(f"{name} is not a file")
         try:
             found = _Reader(source, config, take).manifest()
@@ -176,7 +177,7 @@ class _Writer:
 
 
 class _Reader:
-    def __init__(self, source: BinaryIO, config: CodeConfig, take: Take) -> None:
+    def __init__(self, source: FileIO, config: CodeConfig, take: Take) -> None:
         self._stream = Inflated(source, config.most_bytes + 2 * config.most_files * _PER_ENTRY + tarfile.RECORDSIZE)
         self._config = config
         self._take = take
@@ -265,7 +266,7 @@ class _Reader:
     def _leads_inside(self, link: Link) -> None:
         where = f"{names.shown(link.path)} -> {names.shown(link.target)}"
         folder = dirname(link.path)
-        # `..` only at the beginning, where it leaves folders of the archive: after another name it depends on what that is
+        # `..` only at the beginning, out of folders of the archive: after another name it depends on what that is
         if link.target.startswith("/") or normpath(link.target) != link.target:
             raise StreamError(f"holds a link that does not simply lead into it: {where}")
         reached = normpath(f"{folder}/{link.target}") if folder else link.target

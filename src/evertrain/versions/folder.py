@@ -154,21 +154,25 @@ def _put(new: Path, folder: Path, old: Path, manifest: Manifest) -> None:
     try:
         os.rename(new, folder)
     except OSError as error:
-        # somebody else was faster; what they have put there is looked at next
+        # else somebody was faster; what they have put there is looked at next
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            with contextlib.suppress(OSError):
+                os.rename(old, folder)
             raise
     _salvage(old, folder, manifest)
 
 
 def _salvage(old: Path, folder: Path, manifest: Manifest) -> None:
     """Scripts may have written beside their own files: that is not ours to drop."""
+    if old.is_symlink():
+        return
     known = {file.path for file in manifest.files} | {link.path for link in manifest.links}
     for place, folders, files in os.walk(old):
         relative = os.path.relpath(place, old)
         folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in files:
+        for name in files + [name for name in folders if os.path.islink(os.path.join(place, name))]:
             path = os.path.normpath(os.path.join(relative, name))
-            if path in known or os.path.islink(os.path.join(place, name)):
+            if path in known:
                 continue
             with contextlib.suppress(OSError):
                 os.makedirs(folder / os.path.dirname(path), exist_ok=True)
@@ -178,16 +182,17 @@ def _salvage(old: Path, folder: Path, manifest: Manifest) -> None:
 
 def _clean(folder: Path) -> None:
     """Remove what builders left behind that were killed: nobody else is building now."""
-    manifest = None
-    for left in folder.parent.glob(f".{folder.name}.*/"):
-        if (old := left / "old").is_dir():
-            with contextlib.suppress(OSError, ValueError):
-                manifest = manifest or msgspec.json.decode(_manifest_path(folder).read_bytes(), type=Manifest)
-                if not folder.exists():
-                    # killed between the two renames
-                    os.rename(old, folder)
-                else:
-                    _salvage(old, folder, manifest)
+    for name in os.listdir(folder.parent):
+        left = folder.parent / name
+        if not name.startswith(f".{folder.name}.") or not left.is_dir():
+            continue
+        if os.path.lexists(old := left / "old"):
+            if not os.path.lexists(folder):
+                # killed between the two renames
+                os.rename(old, folder)
+            else:
+                with contextlib.suppress(OSError, ValueError):
+                    _salvage(old, folder, msgspec.json.decode(_manifest_path(folder).read_bytes(), type=Manifest))
         shutil.rmtree(left, ignore_errors=True)
 
 

@@ -15,20 +15,20 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from evertrain.versions.ignore import Rules
+from evertrain.versions import names
+from evertrain.versions.ignore import Rules, is_environment
 from evertrain.versions.manifest import Manifest
 
 CODE = (".py", ".pyi", ".pyx", ".pxd", ".pyd", ".so", ".pth")
 """What Python imports, or is made from."""
 LOOKED_AT = 2000
 """A folder with more names than this and no code among them is data."""
-_OWN = (".evertrain", "__pycache__")
-_NEVER_LINKED = (".pyc", ".partial")
+_OURS = (".evertrain", "__pycache__")
 
 
 def refresh(folder: Path, manifest: Manifest, root: Path, code_dir: Path, exclude: Iterable[str] = ()) -> None:
     """Make the links that are missing, and take away those to what is no more. Without a root: nothing to link to."""
-    if not root.is_dir():
+    if not os.path.isdir(root):
         return
     _Refresh(folder, manifest, root, os.path.realpath(code_dir)).all(tuple(exclude))
 
@@ -37,6 +37,7 @@ class _Refresh:
     def __init__(self, folder: Path, manifest: Manifest, root: Path, code_dir: str) -> None:
         self._folder = folder
         self._root = root
+        self._real_root = os.path.realpath(root)
         self._code_dir = code_dir
         self._folders = set(manifest.folders)
         self._leaves = {file.path for file in manifest.files} | {link.path for link in manifest.links}
@@ -48,13 +49,13 @@ class _Refresh:
             self._drop_dangling(path)
             for name, is_folder in _listed(self._root / path):
                 child = f"{path}/{name}" if path else name
-                if child in self._leaves or name in _OWN or name.endswith(_NEVER_LINKED):
+                if child in self._leaves or name in _OURS or name.endswith(".pyc"):
                     continue
                 original = self._root / child
                 if child not in self._folders:
                     if not is_folder or not self._holds_code_dir(original):
                         excluded = today.excludes(name, is_folder) or then.excludes(name, is_folder)
-                        if excluded or not _is_code(original, is_folder, today.inside(child, original)):
+                        if excluded or not self._is_code(child, is_folder, today):
                             self._link(child)
                         continue
                     if os.path.realpath(original) == self._code_dir:
@@ -62,7 +63,7 @@ class _Refresh:
                     # a link would lead back to where it lies: everything beside that way is linked one by one
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(self._folder / child)
-                if original.is_dir():
+                if os.path.isdir(original):
                     waiting.append((child, today.inside(child, original), then.inside(child, self._folder / child)))
 
     def _link(self, path: str) -> None:
@@ -71,6 +72,33 @@ class _Refresh:
 
     def _holds_code_dir(self, original: Path) -> bool:
         return f"{self._code_dir}/".startswith(f"{os.path.realpath(original)}/")
+
+    def _is_code(self, path: str, is_folder: bool, rules: Rules) -> bool:
+        """Whether a version could have it: code, or a folder with some in it."""
+        if names.problem(path):
+            return False
+        original = str(self._root / path)
+        if not is_folder:
+            return original.endswith(CODE) and f"{os.path.realpath(original)}/".startswith(f"{self._real_root}/")
+        looked_at = 0
+        waiting = [(path, rules)]
+        while waiting:
+            folder, outer = waiting.pop()
+            place = self._root / folder
+            if is_environment(place):
+                continue
+            own = outer.inside(folder, place)
+            for name, is_inner in _listed(place):
+                looked_at += 1
+                if looked_at > LOOKED_AT:
+                    return False
+                if own.excludes(name, is_inner):
+                    continue
+                if is_inner:
+                    waiting.append((f"{folder}/{name}", own))
+                elif name.endswith(CODE):
+                    return True
+        return False
 
     def _drop_dangling(self, path: str) -> None:
         for name, _ in _listed(self._folder / path):
@@ -88,25 +116,3 @@ def _listed(folder: Path) -> list[tuple[str, bool]]:
             return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listing]
     except OSError:
         return []
-
-
-def _is_code(path: Path, is_folder: bool, rules: Rules) -> bool:
-    """Whether it is code, or a folder with some in it."""
-    if not is_folder:
-        return path.name.endswith(CODE) and not path.is_symlink()
-    looked_at = 0
-    waiting = [(path, "", rules)]
-    while waiting:
-        folder, below, own = waiting.pop()
-        for name, is_inner in _listed(folder):
-            looked_at += 1
-            if looked_at > LOOKED_AT:
-                return False
-            if own.excludes(name, is_inner):
-                continue
-            if is_inner:
-                inner = f"{below}/{name}" if below else name
-                waiting.append((folder / name, inner, own.inside(inner, folder / name)))
-            elif name.endswith(CODE):
-                return True
-    return False

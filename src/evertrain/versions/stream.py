@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO
+from io import FileIO
 
 CHUNK = 1 << 16
 DENSE_FROM = 10 << 20
@@ -29,7 +29,7 @@ def too_dense(plain_bytes: int, compressed_bytes: int) -> bool:
 class Inflated:
     """What one gzip member holds; anything after it is refused, another member as well."""
 
-    def __init__(self, source: BinaryIO, most_bytes: int) -> None:
+    def __init__(self, source: FileIO, most_bytes: int) -> None:
         self._source = source
         self._most_bytes = most_bytes
         self._inflate = zlib.decompressobj(_GZIP)

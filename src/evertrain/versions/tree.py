@@ -18,7 +18,7 @@ from evertrain.model.config import CodeConfig
 from evertrain.model.spec import Command
 from evertrain.versions import names
 from evertrain.versions.errors import TreeError
-from evertrain.versions.ignore import Rules
+from evertrain.versions.ignore import Rules, is_environment
 
 SCAN_LIMIT_S = 20.0
 ENTRIES_PER_FILE = 10
@@ -93,7 +93,7 @@ def root_of(command: Command, cwd: Path, home: Path) -> Path | None:
 def scan(root: Path, config: CodeConfig, skip: Iterable[Path] = (), limit_s: float = SCAN_LIMIT_S) -> Tree:
     """All code below `root`, without `skip`; refuses what is too large to be code before it has seen all of it."""
     root = Path(os.path.abspath(root))
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise TreeError(f"{names.shown(root)} is not a folder; name the folder of the code with --code DIR")
     walk = _Scan(root, config, {os.path.realpath(path) for path in skip}, limit_s)
     walk.folder("", Rules.of(root, config.exclude))
@@ -155,7 +155,7 @@ class _Scan:
             reason = rules.excludes(entry.name, is_folder) or names.problem(path)
             if not reason and self._skip and os.path.join(self._real_root, path) in self._skip:
                 reason = "not part of the code"
-            if not reason and is_folder and os.path.lexists(os.path.join(entry.path, "pyvenv.cfg")):
+            if not reason and is_folder and is_environment(entry.path):
                 reason = "a virtual environment"
             if not reason and is_folder:
                 return path

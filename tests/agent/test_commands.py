@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evertrain.agent.commands import commands
+from evertrain.agent.commands import NOT_READY, Code, commands
+from evertrain.model.code import CodeOrder
 from evertrain.model.report import Desired, DesiredAttempt, Go
 
 
@@ -33,8 +34,9 @@ def state(**phases: str) -> dict[str, Any]:
     }
 
 
-def do(order: Desired, state: dict[str, Any]) -> list[tuple[str, int]]:
-    return [(found["do"], found.get("attempt", 0)) for found in commands(order, state, lambda _: {"0": {}, "1": {}})]
+def do(order: Desired, state: dict[str, Any], code: Code = None) -> list[tuple[str, int]]:
+    lines: dict[str, Any] = {"0": {}, "1": {}}
+    return [(found["do"], found.get("attempt", 0)) for found in commands(order, state, lambda _: lines, code=code)]
 
 
 def test_prepare_what_is_missing_and_nothing_twice() -> None:
@@ -109,3 +111,52 @@ def test_nothing_runs_ahead_before_the_keeper_has_the_environment() -> None:
     seen = {"attempts": {}, "env": {}, "early": {"asked": None, "state": ""}}
     found = commands(order(env={"A": "1"}), seen, lambda _: {}, {"ranks": {}, "unknown": []})
     assert [command["do"] for command in found] == ["configure"]
+
+
+CODE = {"version": 2, "digest": "d" * 64, "root": "/home/user/project", "folder": "/run/code/dddddddddddddddd-0a1b2c"}
+ORDERED = CodeOrder(version=2, digest="d" * 64)
+
+
+def test_a_version_is_configured_and_what_waits_is_let_go_when_the_keeper_has_it() -> None:
+    changed = order(wants(2, "go"), code=ORDERED)
+    old = state(a1="ended", a2="prepared")
+    assert do(changed, old, CODE) == [("configure", 0), ("forget", 1)]
+    assert commands(changed, old, lambda _: {}, code=CODE)[0] == {
+        "do": "configure", "term": 2, "env": {}, "code": CODE
+    }  # fmt: skip
+    ready = {**old, "code": CODE}
+    assert do(changed, ready, CODE) == [("forget", 1), ("go", 2)]
+    assert commands(changed, ready, lambda _: {}, code=CODE)[1]["code"] == CODE["digest"]
+
+
+def test_in_place_is_said_as_well() -> None:
+    (configure, *_) = commands(order(env={"A": "1"}), state(), lambda _: {})
+    assert configure["code"] is None
+    (go,) = commands(order(wants(1, "go")), {**state(a1="prepared"), "code": None}, lambda _: {})
+    assert go["code"] == ""
+
+
+def test_back_in_place_is_a_change_like_another() -> None:
+    assert do(order(wants(2, "go")), {**state(a2="prepared"), "code": CODE}) == [("configure", 0)]
+
+
+def test_nothing_is_configured_or_let_go_for_a_version_that_is_not_here_yet() -> None:
+    changed = order(wants(1, "end"), wants(2, "prepare"), wants(3, "go"), code=ORDERED, env={"A": "1"})
+    seen = state(a1="running", a3="prepared")
+    assert do(changed, seen, NOT_READY) == [("end", 1), ("prepare", 2)]
+    # nor for what the keeper has of before
+    assert do(changed, {**seen, "code": {**CODE, "version": 1}, "env": {"A": "1"}}, NOT_READY) == [
+        ("end", 1),
+        ("prepare", 2),
+    ]
+    ahead = {**seen, "early": {"asked": None, "state": ""}}
+    assert "run_ahead" not in [
+        found["do"] for found in commands(changed, ahead, lambda _: {}, {"ranks": {}}, NOT_READY)
+    ]
+
+
+def test_the_same_files_under_another_number_are_another_version() -> None:
+    """Its arguments may be others, and so may be what waits."""
+    seen = {**state(a2="prepared"), "code": CODE}
+    assert do(order(wants(2, "go"), code=ORDERED), seen, {**CODE, "version": 3}) == [("configure", 0)]
+    assert do(order(wants(2, "go"), code=ORDERED), seen, {**CODE, "folder": "/elsewhere"}) == [("configure", 0)]

@@ -23,6 +23,7 @@ from evertrain.agent.node import NodeView
 from evertrain.agent.safekeeping import Safekeeping
 from evertrain.agent.selfcheck import SelfChecks
 from evertrain.agent.uploads import Uploads
+from evertrain.agent.versions import Versions
 from evertrain.checkpoint import disk
 from evertrain.model.clocks import shifted
 from evertrain.model.report import Desired, DesiredAttempt, Go, Report
@@ -50,6 +51,7 @@ class Agent:
             is_quiet=lambda rank: not self._view.is_communicating(rank),
         )
         self._uploads = Uploads(spec, self._wake_up)
+        self._versions = Versions(spec, token, self._wake_up)
         self._self_checks = SelfChecks(spec, lambda: self._keeper.state, self._wake_up)
         self._order: Desired | None = None
         self._changed = False
@@ -96,6 +98,7 @@ class Agent:
                     **self._safekeeping.report(),
                     upload=self._uploads.report,
                     self_check=self._self_checks.report,
+                    code_problem=self._versions.problem,
                 ),
                 self._zero,
             ),
@@ -137,6 +140,7 @@ class Agent:
             return
         if order.shutdown:
             self._uploads.obey(None, ())
+            self._versions.obey(None)
             self._leave(departure.by_order(order, self._spec, self._keeper, self._view.slots_dir))
             return
         self._safekeeping.obey(order)
@@ -144,11 +148,13 @@ class Agent:
             self._flush = asyncio.create_task(self._flush_to_disk(order, order.flush_step))
         self._uploads.obey(order.upload, order.ranks)
         self._self_checks.obey(order)
+        self._versions.obey(order.code)
         if state is None:
             return
         try:
             early = self._early_lines(order.early, order.env) if order.early is not None else None
-            for command in commands.commands(order, state, lambda one: self._go_lines(one, order.env), early):
+            code = self._versions.code
+            for command in commands.commands(order, state, lambda one: self._go_lines(one, order.env), early, code):
                 self._keeper.send(command)
         except OSError as error:
             # no page, no go: the next turn tries again, and the user reads why nothing starts

@@ -7,7 +7,7 @@ needs no memory: it compares and sends what is missing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, Literal
 
 from evertrain.model.report import Desired, DesiredAttempt
 
@@ -17,36 +17,44 @@ State = dict[str, Any]
 GoLines = Callable[[DesiredAttempt], dict[str, Any]]
 """What each rank of an attempt is to be told, by rank."""
 
+NOT_READY: Final = "not ready"
+Code = dict[str, Any] | Literal["not ready"] | None
+"""The version of the code that ranks are to be of: as the keeper knows it; not on this node yet; None: in place."""
+
 
 def commands(
-    order: Desired, state: State, go_lines: GoLines, early: dict[str, Any] | None = None
+    order: Desired, state: State, go_lines: GoLines, early: dict[str, Any] | None = None, code: Code = None
 ) -> list[dict[str, Any]]:
     """The keeper's next commands; empty when all is as it should be.
 
     `early`: what ranks are told that run ahead of their start; None: there are to be none.
+    `code`: while that is not ready, what waits stays as it is, and nothing of it is let go.
     """
     if order.shutdown:
         return [{"do": "shutdown", "term": order.term}]
     listed: State = state.get("attempts", {})
     wanted = {attempt.attempt: attempt for attempt in order.attempts}
     found: list[dict[str, Any]] = []
-    is_current = order.env == state.get("env", {})
-    if not is_current:
+    is_current = order.env == state.get("env", {}) and code == state.get("code")
+    if not is_current and code != NOT_READY:
         # whatever waits is started anew by this, so nothing of it may be let go before the keeper has answered
-        found.append({"do": "configure", "term": order.term, "env": order.env})
+        found.append({"do": "configure", "term": order.term, "env": order.env, "code": code})
+    digest = code["digest"] if isinstance(code, dict) else ""
     for number in map(int, listed):
         if number not in wanted:
             found += _drop(order.term, number, listed[str(number)])
     for attempt in order.attempts:
         if is_current or attempt.phase != "go":
-            found += _toward(order.term, attempt, listed.get(str(attempt.attempt)), go_lines)
+            found += _toward(order.term, attempt, listed.get(str(attempt.attempt)), go_lines, digest)
     # after what is prepared: that takes those that are there
     if is_current and early != state.get("early", {}).get("asked"):
         found.append({"do": "run_ahead", "term": order.term, "asked": early})
     return found
 
 
-def _toward(term: int, attempt: DesiredAttempt, seen: State | None, go_lines: GoLines) -> list[dict[str, Any]]:
+def _toward(
+    term: int, attempt: DesiredAttempt, seen: State | None, go_lines: GoLines, digest: str
+) -> list[dict[str, Any]]:
     if attempt.phase == "end":
         return [] if seen is None or seen["phase"] == "ended" else [_end(term, attempt.attempt, attempt.signal)]
     if seen is None:
@@ -55,7 +63,7 @@ def _toward(term: int, attempt: DesiredAttempt, seen: State | None, go_lines: Go
     if attempt.phase == "prepare":
         return _drop(term, attempt.attempt, seen) if _is_spoilt(attempt, seen) else []
     if seen["phase"] == "prepared":
-        return [{"do": "go", "term": term, "attempt": attempt.attempt, "ranks": go_lines(attempt)}]
+        return [{"do": "go", "term": term, "attempt": attempt.attempt, "ranks": go_lines(attempt), "code": digest}]
     return []
 
 

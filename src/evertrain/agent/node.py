@@ -107,6 +107,7 @@ class NodeView:
             copies_after_attempt=self._copies_after,
             copies_look=self._copies_look,
             env=state.get("env", {}),
+            code=(state.get("code") or {}).get("digest", ""),
             comparisons=tuple(self._comparisons.values()),
             flushed_step=self.flushed_step,
             problems=tuple(self.problems[-5:]),

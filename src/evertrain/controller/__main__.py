@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from evertrain.controller import ledger, server, views
+from evertrain.controller import ledger, scopes, server, views
 from evertrain.controller.clocks import clock_of_term
 from evertrain.controller.conductor import Conductor
 from evertrain.controller.store import EventStore, read_log
@@ -57,7 +57,7 @@ async def _serve(spec: ControllerSpec) -> None:
     state = await _take_over(spec, store)
     conductor = Conductor(spec, state, store)
     token = Path(spec.token_file).read_text().strip()
-    runner = web.AppRunner(server.build(spec, conductor, token), access_log=None)
+    runner = web.AppRunner(server.build(spec, conductor, token, scopes.code_token(spec)), access_log=None)
     await runner.setup()
     listener = socket.socket(fileno=spec.listen_fd)
     await web.SockSite(runner, listener, shutdown_timeout=1.0).start()

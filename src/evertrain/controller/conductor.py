@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from evertrain.checkpoint import placement
 from evertrain.controller import views
+from evertrain.controller.code_store import CodeStore
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
 from evertrain.decide import changes, draining, joining, planned, rollback, rounds, standbys, starting, verdicts
@@ -73,6 +74,7 @@ class Conductor:
         self._inbox: list[AnyRecord] = []
         self._applicants: list[tuple[joining.Wish, asyncio.Future[NodeJoined | joining.Refusal]]] = []
         self._shared = SharedStore(spec, self._wake_up)
+        self.code = CodeStore(spec, self._wake_up)
         self._platform = choice.of(spec)
         self._wanted: tuple[int, str] = (0, "")
         """Nodes that the platform was asked for, and why; a controller that takes over asks once more."""
@@ -202,6 +204,11 @@ class Conductor:
 
     def raise_signal(self, node: str, signal: str, evidence: str) -> None:
         self._inbox.append(SignalRaised(time=self.now(), node=node, signal=signal, evidence=evidence))
+        self._wake.set()
+
+    def audit(self, record: Audited) -> None:
+        """Write down that somebody has tried to have other code run."""
+        self._inbox.append(replace(record, time=self.now()))
         self._wake.set()
 
     def ask(self, wish: AllowAsked | DrainAsked) -> str:

@@ -1,22 +1,22 @@
 """What does the controller answer? One port: agents on a WebSocket, everybody else JSON over HTTP.
 
-Every request carries the bearer token. MessagePack frames carry `Report`s up and `Desired`s down. A request that fails
-is that request's trouble; an unforeseen exception in the conductor is not, and ends the process.
+Every request carries a bearer token; `scopes` says what each may do. MessagePack frames carry `Report`s up and
+`Desired`s down. A request that fails is that request's trouble; an unforeseen exception in the conductor is not, and
+ends the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import WSMsgType, web
 
 from evertrain.agent import environment
-from evertrain.controller import accounts, ledger, node_routes, views
+from evertrain.controller import accounts, code_routes, ledger, node_routes, scopes, views
 from evertrain.controller.clocks import AgentClock
 from evertrain.controller.conductor import Conductor
 from evertrain.decide.joining import Refusal, Wish
@@ -35,19 +35,20 @@ _SPEC = web.AppKey("spec", ControllerSpec)
 _MAX_FRAME_BYTES = 16 << 20
 
 
-def build(spec: ControllerSpec, conductor: Conductor, token: str) -> web.Application:
-    """The application, ready for a runner."""
+def build(spec: ControllerSpec, conductor: Conductor, token: str, code_token: str = "") -> web.Application:
+    """The application, ready for a runner. `code_token`: may change the code as well; empty: nobody may."""
 
     @web.middleware
     async def authorise(request: web.Request, handler: Any) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        if request.path != "/healthz" and not hmac.compare_digest(
-            given.encode(errors="surrogateescape"), token.encode()
-        ):
+        if request.path != "/healthz" and not scopes.admits(request, token, code_token):
             # where it lies is no secret, and what a user needs next
             return web.json_response(
                 {"error": "wrong or missing token", "token_file": f"{spec.run_dir}/token"}, status=401
             )
+        resource = request.match_info.route.resource
+        is_change = request.method == "POST" and resource is not None and resource.canonical == "/v1/changes"
+        if is_change and not scopes.may_change_code(request):
+            return await _change_refused(request)
         response: web.StreamResponse = await handler(request)
         return response
 
@@ -68,6 +69,7 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str) -> web.Applica
             web.post("/v1/join", _join),
             web.get("/v1/agent", _agent),
             *node_routes.routes(conductor),
+            *code_routes.routes(spec, conductor),
         ]
     )
     return app
@@ -106,6 +108,22 @@ class _RestartRequest(msgspec.Struct, forbid_unknown_fields=True):
     verify: int | None = None
     args: tuple[str, ...] | None = None
     env: dict[str, str] = {}
+    digest: str = ""
+    """Of the version that is to run; empty: the one that does."""
+    source: str = ""
+    reason: str = ""
+    author: str = ""
+
+    @property
+    def changes_code(self) -> bool:
+        return self.args is not None or bool(self.env) or bool(self.digest)
+
+
+class _Change(msgspec.Struct):
+    """As much of a request to change the code as says what was tried."""
+
+    kind: Literal["update", "rollback"] = "update"
+    author: str = ""
 
 
 class _SignalRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -129,6 +147,9 @@ async def _restart(request: web.Request) -> web.Response:
         wanted = msgspec.json.decode(await request.read(), type=_RestartRequest)
     except msgspec.DecodeError as error:
         return web.json_response({"error": str(error)}, status=400)
+    if wanted.changes_code and not scopes.may_change_code(request):
+        conductor, spec = request.app[_CONDUCTOR], request.app[_SPEC]
+        return scopes.refused(conductor, request, spec, "restart", wanted.author or None)
     if reason := next(filter(None, map(environment.why_not, wanted.env)), None):
         return web.json_response({"error": reason, "wrong_usage": True}, status=409)
     # the conductor knows which attempt is meant, and when
@@ -139,6 +160,14 @@ async def _restart(request: web.Request) -> web.Response:
     if refusal is not None:
         return web.json_response({"error": refusal.line, "wrong_usage": refusal.wrong_usage}, status=409)
     return web.json_response({"restart": wanted.restart}, status=202)
+
+
+async def _change_refused(request: web.Request) -> web.Response:
+    try:
+        change = msgspec.json.decode(await request.read(), type=_Change)
+    except (msgspec.DecodeError, web.HTTPRequestEntityTooLarge):
+        change = _Change()
+    return scopes.refused(request.app[_CONDUCTOR], request, request.app[_SPEC], change.kind, change.author or None)
 
 
 async def _restarted(request: web.Request) -> web.Response:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from evertrain.model.config import CodeConfig
+
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
     """A tree of files as it was captured; equal digests, equal content."""
@@ -68,3 +70,5 @@ class CodeOrder(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     digest: str
     archive_bytes: int = 0
+    config: CodeConfig = CodeConfig()
+    """The controller's: what it lets a version have, and which files are no code, is the same on every node."""

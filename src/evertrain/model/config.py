@@ -174,6 +174,11 @@ class CodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Patterns as in .gitignore of files that are not captured, beside those that .gitignore names and the usual ones
     for secrets and data."""
 
+    @property
+    def most_archive_bytes(self) -> int:
+        """Of an archive whose files cannot be compressed: they, and for each its name and what else is said of it."""
+        return self.most_bytes + 4096 * self.most_files + (1 << 20)
+
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole tree."""

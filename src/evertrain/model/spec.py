@@ -137,4 +137,10 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     owner_fd: int | None = None
     began_time: float | None = None
     """When `evertrain run` began: what it did before there was a controller is start-up, too."""
+    code_root: str = ""
+    """The folder of the job's code that is captured at the start; empty: none is."""
+    code_dir: str = ""
+    """Where archives of its versions lie."""
+    code_token_file: str = ""
+    """Holds the token that may change the code; empty: nobody may."""
     config: Config = Config()

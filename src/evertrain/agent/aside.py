@@ -1,0 +1,45 @@
+"""How is something done beside the event loop that may take for ever? In a thread of its own, which nobody waits for.
+
+The executor's threads have to end before the process can; what hangs on a dead file system never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from evertrain.agent.safekeeping import give_way
+
+_Done = TypeVar("_Done")
+
+
+def aside(name: str, work: Callable[..., _Done], *given: object) -> asyncio.Future[_Done]:
+    """Begin it in a thread that gives way to ranks. When nobody waits any more, the thread goes on all the same."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[_Done] = loop.create_future()
+
+    def settle(failure: BaseException | None, done: list[_Done]) -> None:
+        if answer.done():  # cancelled
+            return
+        if failure is not None:
+            answer.set_exception(failure)
+        else:
+            answer.set_result(done[0])
+
+    def run() -> None:
+        failure: BaseException | None = None
+        done: list[_Done] = []
+        try:
+            give_way()
+            done.append(work(*given))
+        except BaseException as error:
+            failure = error
+        try:
+            loop.call_soon_threadsafe(settle, failure, done)
+        except RuntimeError:  # the process is on its way out
+            pass
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer

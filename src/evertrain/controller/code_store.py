@@ -1,0 +1,176 @@
+"""Where does the controller keep the versions of the code? As archives, each under its digest, in the run directory.
+
+It captures the user's own files once and takes in what commands upload; nothing lies under a digest that has not been
+compared with it. Disks may be slow, full or gone, so all of it happens in threads, and what goes wrong is the trouble
+of whoever asked; training goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from evertrain.agent.aside import aside
+from evertrain.model.code import Code, Diff
+from evertrain.model.spec import ControllerSpec
+from evertrain.versions import archive, tree
+from evertrain.versions import diff as differences
+from evertrain.versions.errors import ArchiveError, TreeError
+
+_log = logging.getLogger(__name__)
+
+_ARRIVING = re.compile(r"\.[0-9a-f]{16}\.arriving")
+_WRITE_BYTES = 1 << 20
+
+
+class CodeStore:
+    """The archives of one job."""
+
+    def __init__(self, spec: ControllerSpec, wake: Callable[[], None]) -> None:
+        """`wake` is called when `captured` has come to be known."""
+        self._spec = spec
+        self._config = spec.config.code
+        self._wake = wake
+        self._folder = Path(spec.code_dir or f"{spec.run_dir}/code")
+        self._verified: dict[str, tuple[tuple[int, ...], Code]] = {}
+        """By digest: what it is, and which file it was found in."""
+        self._own: set[str] = set()
+        """Names of what is arriving; other such files were left behind."""
+        self._capturing: asyncio.Future[None] | None = None
+        self.captured: tuple[Code | None, str] | None = None
+        """The user's own files, or why they are not kept; None: not known yet."""
+
+    def begin(self) -> None:
+        """Capture the user's own files, once; beside the start of ranks, which need the processors more."""
+        if self._capturing is None:
+            self._capturing = aside("capture", self._capture)
+            self._capturing.add_done_callback(lambda _: self._wake())
+
+    def path(self, digest: str) -> Path:
+        """Where the archive is, if it is here."""
+        return self._folder / f"{digest}.tar.gz"
+
+    def known(self, digest: str) -> Code | None:
+        """What lies under this digest, verified; None: nothing, or nothing good. The first time it is read: for a
+        thread."""
+        path = self.path(digest)
+        try:
+            seen = _identity(path)
+            known = self._verified.get(digest)
+            if known is None or known[0] != seen:
+                known = self._verified[digest] = (seen, self._verify(path, digest))
+            return known[1]
+        except FileNotFoundError:
+            return None
+        except (ArchiveError, OSError) as error:
+            _log.warning("%s cannot be used: %s", path, error)
+            return None
+
+    async def put(self, digest: str, pieces: AsyncIterator[bytes]) -> Code:
+        """Take in an archive. Raises ArchiveError, with one line, for what is not what it should be; OSError."""
+        partial = self._partial()
+        most, came = self._config.most_archive_bytes, 0
+        try:
+            await aside("code", self._make_room)
+            with await aside("code", partial.open, "xb", _WRITE_BYTES) as file:
+                async for piece in pieces:
+                    came += len(piece)
+                    if came > most:
+                        raise ArchiveError(f"the archive is larger than {most:,} bytes (code.most_bytes of the config)")
+                    await aside("code", file.write, piece)
+                await aside("code", file.flush)
+            return await aside("code", self._take_in, partial, digest)
+        finally:
+            aside("code", self._discard, partial)
+
+    def diff(self, before: str, after: str) -> Diff:
+        """What is different between two versions that are here; for a thread."""
+        return differences.between(self.path(before), self.path(after))
+
+    def _take_in(self, partial: Path, digest: str) -> Code:
+        code = self._verify(partial, digest)
+        return self._keep(partial, code)
+
+    def _keep(self, partial: Path, code: Code) -> Code:
+        """Under its digest, for good. One that is there already stays, as its size may have been announced."""
+        if (known := self.known(code.digest)) is not None:
+            return known
+        path = self.path(code.digest)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        seen = _identity(partial)
+        os.replace(partial, path)
+        _sync_folder(self._folder)
+        self._verified[code.digest] = (seen, code)
+        return code
+
+    def _verify(self, path: Path, digest: str) -> Code:
+        return archive.check(path, digest, self._config).code
+
+    def _capture(self) -> None:
+        try:
+            self.captured = self._captured(), ""
+        except (TreeError, ArchiveError) as error:
+            self.captured = None, str(error)
+        except OSError as error:
+            where = error.filename or self._folder
+            self.captured = None, f"the code is not captured: {where}: {error.strerror or error}"
+        except Exception as error:  # a bug of ours: training needs no versions
+            _log.exception("the code cannot be captured")
+            self.captured = None, f"the code is not captured: {type(error).__name__}: {error}; see the controller's log"
+        code, problem = self.captured
+        _log.info("the code as it is: %s", code or problem)
+
+    def _captured(self) -> Code:
+        if not self._spec.code_root:
+            raise TreeError("there is no folder of code; name one with --code DIR")
+        self._make_room()
+        own = self._folder / ".capture"
+        shutil.rmtree(own, ignore_errors=True)
+        try:
+            skip = (Path(self._spec.run_dir), Path(self._spec.log_root), self._folder)
+            found = tree.scan(Path(self._spec.code_root), self._config, skip)
+            own.mkdir(mode=0o700)
+            packed = own / "code.tar.gz"
+            return self._keep(packed, archive.pack(found, packed))
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+
+    def _make_room(self) -> None:
+        """A folder, without what a controller has left that was killed in the middle."""
+        # not its parents: a run directory that is gone stays so
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for left in self._folder.iterdir():
+            if _ARRIVING.fullmatch(left.name) and left.name not in self._own:
+                self._discard(left)
+
+    def _partial(self) -> Path:
+        name = f".{secrets.token_hex(8)}.arriving"
+        self._own.add(name)
+        return self._folder / name
+
+    def _discard(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("%s cannot be removed: %s", path, error)
+        self._own.discard(path.name)
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -98,6 +98,7 @@ class Agent:
                     **self._safekeeping.report(),
                     upload=self._uploads.report,
                     self_check=self._self_checks.report,
+                    code_failed=self._versions.failed,
                     code_problem=self._versions.problem,
                 ),
                 self._zero,

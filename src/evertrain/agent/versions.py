@@ -81,6 +81,11 @@ class Versions:
             "folder": str(self._folder),
         }
 
+    @property
+    def failed(self) -> str:
+        """Digest of the version that `problem` is about; empty: there is none."""
+        return self._order.digest if self._order is not None and self.problem else ""
+
     def obey(self, order: CodeOrder | None) -> None:
         """Bring this version here, and none that was ordered before. The same order again changes nothing."""
         if order == self._order:

@@ -6,19 +6,23 @@ nor later), 503 where that is not known yet. Each try is written down with who s
 
 from __future__ import annotations
 
-import asyncio
+import logging
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 from aiohttp import web
 
-from evertrain.controller import code_views
+from evertrain.agent.aside import aside
+from evertrain.controller import code_views, scopes
 from evertrain.controller.code_store import CodeStore
 from evertrain.controller.conductor import Conductor
 from evertrain.decide import changes
-from evertrain.model.code import ChangeKind, Code, Diff
+from evertrain.model.code import Code, Diff
 from evertrain.model.config import CodeConfig
-from evertrain.model.records import Audited
+from evertrain.versions.errors import ArchiveError
+
+_log = logging.getLogger(__name__)
 
 _LONGEST = 2000
 
@@ -36,7 +40,7 @@ class _ChangeRequest(msgspec.Struct, forbid_unknown_fields=True):
     author: str = ""
 
 
-def routes(conductor: Conductor, code: CodeStore, config: CodeConfig) -> list[web.RouteDef]:
+def routes(conductor: Conductor, config: CodeConfig) -> list[web.RouteDef]:
     async def ask(request: web.Request) -> web.Response:
         try:
             wanted = msgspec.json.decode(await request.read(), type=_ChangeRequest)
@@ -58,15 +62,8 @@ def routes(conductor: Conductor, code: CodeStore, config: CodeConfig) -> list[we
                 "an update needs the digest of its code", wrong_usage=True
             )
         else:
-            refusal = await submit(request, wish, wanted.digest)
+            refusal = await submit(conductor, request, wish, wanted.digest, conductor.request_change)
         return answer(refusal, {"change": wish.change})
-
-    async def submit(request: web.Request, wish: changes.Wish, digest: str) -> changes.Refusal | None:
-        prepared = await with_code(conductor, code, wish, digest)
-        refusal = prepared if isinstance(prepared, changes.Refusal) else conductor.request_change(prepared)
-        if refusal is None or not refusal.soon:
-            note(conductor, request, wish.act, wish.author, refusal)
-        return refusal
 
     async def one(request: web.Request) -> web.Response:
         found = code_views.change(conductor.state, request.match_info["name"])
@@ -86,22 +83,38 @@ def routes(conductor: Conductor, code: CodeStore, config: CodeConfig) -> list[we
     ]
 
 
-async def with_code(
-    conductor: Conductor, code: CodeStore, wish: changes.Wish, digest: str
-) -> changes.Wish | changes.Refusal:
+async def submit(
+    conductor: Conductor,
+    request: web.Request,
+    wish: changes.Wish,
+    digest: str,
+    ask: Callable[[changes.Wish], changes.Refusal | None],
+) -> changes.Refusal | None:
+    """Complete a wish, `ask` for it, and write down who did."""
+    whole = await with_code(conductor, wish, digest)
+    refusal = whole if isinstance(whole, changes.Refusal) else ask(whole)
+    if refusal is None:
+        scopes.audit(conductor, request, wish.act, "done", told(wish), wish.author)
+    elif not refusal.soon:
+        scopes.audit(conductor, request, wish.act, "refused", refusal.line, wish.author)
+    return refusal
+
+
+async def with_code(conductor: Conductor, wish: changes.Wish, digest: str) -> changes.Wish | changes.Refusal:
     """The wish with the code that was sent before, and what it changes; `digest` empty: as it is."""
+    code = conductor.code
     state = conductor.state
     base = state.versions.get(changes.next_version(state) or 0)
     target = state.versions.get(wish.version or 0)
     found: Code | None = None
     if digest:
-        found = await asyncio.to_thread(code.known, digest)
+        found = await aside("code", code.known, digest)
         if found is None:
             return changes.Refusal(f"no code with the digest {digest[:12]} has been sent", wrong_usage=True)
     after = found or (target.code if target is not None else None) or (base.code if base is not None else None)
     diff = Diff()
     if base is not None and base.code is not None and after is not None and base.code != after:
-        diff = await asyncio.to_thread(code.diff, base.code.digest, after.digest)
+        diff = await _diff(code, base.code.digest, after.digest)
     if base is not None:
         given = target.args if target is not None else wish.args
         added = target.env if target is not None else {**base.env, **wish.env}
@@ -110,19 +123,19 @@ async def with_code(
     return msgspec.structs.replace(wish, code=found, diff=diff)
 
 
-def note(
-    conductor: Conductor, request: web.Request, act: ChangeKind, author: str, refusal: changes.Refusal | None
-) -> None:
-    conductor.audit(
-        Audited(
-            time=0.0,
-            act=act,
-            author=author,
-            address=request.remote or "",
-            outcome="done" if refusal is None else "refused",
-            detail=refusal.line if refusal is not None else "",
-        )
-    )
+async def _diff(code: CodeStore, before: str, after: str) -> Diff:
+    """What is different; nobody's change waits for an archive that is gone."""
+    try:
+        return await aside("code", code.diff, before, after)
+    except (ArchiveError, OSError) as error:
+        _log.warning("what is different between %s and %s cannot be said: %s", before[:12], after[:12], error)
+        return Diff()
+
+
+def told(wish: changes.Wish) -> str:
+    """For the record of what was tried."""
+    what = f"version {wish.version}" if wish.version is not None else wish.code.digest if wish.code is not None else ""
+    return ": ".join(filter(None, (what, wish.reason)))
 
 
 def answer(refusal: changes.Refusal | None, done: dict[str, object]) -> web.Response:

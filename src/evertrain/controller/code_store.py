@@ -91,7 +91,7 @@ class CodeStore:
 
     def diff(self, before: str, after: str) -> Diff:
         """What is different between two versions that are here; for a thread."""
-        return differences.between(self.path(before), self.path(after))
+        return differences.between(self.path(before), self.path(after), self._config)
 
     def _take_in(self, partial: Path, digest: str) -> Code:
         code = self._verify(partial, digest)

@@ -39,6 +39,7 @@ from evertrain.model.records import (
     RestartRequested,
     SignalRaised,
     StopRequested,
+    VersionKept,
 )
 from evertrain.model.report import Desired, NodeReport, Report
 from evertrain.model.spec import ControllerSpec
@@ -206,11 +207,6 @@ class Conductor:
         self._inbox.append(SignalRaised(time=self.now(), node=node, signal=signal, evidence=evidence))
         self._wake.set()
 
-    def audit(self, record: Audited) -> None:
-        """Write down that somebody has tried to have other code run."""
-        self._inbox.append(replace(record, time=self.now()))
-        self._wake.set()
-
     def ask(self, wish: AllowAsked | DrainAsked) -> str:
         """Take what the user wants of a node, or say why not. The same twice is one."""
         state = self._noted()
@@ -275,8 +271,22 @@ class Conductor:
         del self._inbox[: len(asked)]
         if records := self._shared.look(self._state, self.picture, self.now()):
             await self._commit(records)
+        if records := self._own_code():
+            await self._commit(records)
         while records := decide(self._state, self.picture, self._spec.config, self.now()):
             await self._commit(records)
+
+    def _own_code(self) -> list[AnyRecord]:
+        """What the files are that this run was called for; captured when their ranks have been let go."""
+        if self._state.own is not None or self._state.attempt is None:
+            return []
+        self.code.begin()
+        if self.code.captured is None:
+            return []
+        code, problem = self.code.captured
+        given, source = self._spec.command.args, self._spec.code_root
+        version = changes.kept_own(self._state, code, problem, given, source)
+        return [VersionKept(time=self.now(), version=version, is_own=True)]
 
     async def _commit(self, records: list[AnyRecord]) -> None:
         await self._store.append(records)

@@ -16,9 +16,10 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from evertrain.agent import environment
-from evertrain.controller import accounts, code_routes, ledger, node_routes, scopes, views
+from evertrain.controller import accounts, change_routes, code_routes, ledger, node_routes, scopes, views
 from evertrain.controller.clocks import AgentClock
 from evertrain.controller.conductor import Conductor
+from evertrain.decide import changes
 from evertrain.decide.joining import Refusal, Wish
 from evertrain.model.records import RestartRequested
 from evertrain.model.report import DISMISSED, Desired, Report
@@ -70,6 +71,7 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str, code_token: st
             web.get("/v1/agent", _agent),
             *node_routes.routes(conductor),
             *code_routes.routes(spec, conductor),
+            *change_routes.routes(conductor, spec.config.code),
         ]
     )
     return app
@@ -153,13 +155,25 @@ async def _restart(request: web.Request) -> web.Response:
     if reason := next(filter(None, map(environment.why_not, wanted.env)), None):
         return web.json_response({"error": reason, "wrong_usage": True}, status=409)
     # the conductor knows which attempt is meant, and when
-    asked = RestartRequested(time=0.0, attempt=0, **msgspec.structs.asdict(wanted))
-    refusal = request.app[_CONDUCTOR].request_restart(asked)
-    if refusal is not None and refusal.soon:
-        return web.json_response({"error": refusal.line}, status=503)
-    if refusal is not None:
-        return web.json_response({"error": refusal.line, "wrong_usage": refusal.wrong_usage}, status=409)
-    return web.json_response({"restart": wanted.restart}, status=202)
+    asked = RestartRequested(
+        time=0.0, attempt=0, restart=wanted.restart, from_step=wanted.from_step, verify=wanted.verify
+    )
+    conductor = request.app[_CONDUCTOR]
+    if not wanted.changes_code:
+        return change_routes.answer(conductor.request_restart(asked), {"restart": wanted.restart})
+    wish = changes.Wish(
+        change=wanted.restart,
+        act="restart",
+        source=wanted.source,
+        args=wanted.args,
+        env=wanted.env,
+        reason=wanted.reason,
+        author=wanted.author,
+    )
+    refusal = await change_routes.submit(
+        conductor, request, wish, wanted.digest, lambda whole: conductor.request_restart(asked, whole)
+    )
+    return change_routes.answer(refusal, {"restart": wanted.restart})
 
 
 async def _change_refused(request: web.Request) -> web.Response:

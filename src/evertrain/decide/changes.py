@@ -16,7 +16,7 @@ from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, Change, Incident, JobState
 from evertrain.model import records as r
 from evertrain.model.code import ChangeKind, Code, CodeOrder, Diff, Version
-from evertrain.model.config import Config
+from evertrain.model.config import CodeConfig, Config
 from evertrain.model.copies import Save
 from evertrain.model.records import AnyRecord
 from evertrain.model.words import counted
@@ -121,14 +121,14 @@ def prepared(state: JobState) -> Prepared:
     return Prepared(version, digest(state, version), env(state, version))
 
 
-def order(state: JobState) -> CodeOrder | None:
+def order(state: JobState, config: CodeConfig) -> CodeOrder | None:
     """The version that nodes are to prepare ranks with; None: the user's files."""
     wanted = prepared(state)
     if not wanted.digest or wanted.version is None:
         return None
     code = state.versions[wanted.version].code
     assert code is not None
-    return CodeOrder(version=wanted.version, digest=wanted.digest, archive_bytes=code.archive_bytes)
+    return CodeOrder(version=wanted.version, digest=wanted.digest, archive_bytes=code.archive_bytes, config=config)
 
 
 # -- what is asked for -----------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def desired(
         last_attempt=state.next_attempt - 1,
         first_attempt=state.first_attempt,
         env=changes.prepared(state).env,
-        code=changes.order(state),
+        code=changes.order(state, config.code),
         compare=planned.compare(state),
         flush_step=flush_step(state, picture) if flushes else None,
         shutdown=ended is not None,

@@ -57,6 +57,9 @@ _SOON_S = 0.1
 _REST_FACTOR = 10
 """What takes long with very many ranks is done for a tenth of the time at most."""
 
+_CAPTURE_AFTER_S = 5.0
+"""The user's files are captured when the first ranks are in their loop, or after so long."""
+
 _SILENT_HEARTBEATS = 5
 """A connection that is there and brings nothing for so many heartbeats is as good as none: a link may be down."""
 
@@ -277,8 +280,11 @@ class Conductor:
             await self._commit(records)
 
     def _own_code(self) -> list[AnyRecord]:
-        """What the files are that this run was called for; captured when their ranks have been let go."""
-        if self._state.own is not None or self._state.attempt is None:
+        """What the files are that this run was called for; captured when ranks have read them, and need no help."""
+        attempt = self._state.attempt
+        if self._state.own is not None or attempt is None:
+            return []
+        if attempt.resumed is None and attempt.ended is None and self.now() - attempt.started.time < _CAPTURE_AFTER_S:
             return []
         self.code.begin()
         if self.code.captured is None:

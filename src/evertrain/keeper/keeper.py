@@ -229,7 +229,9 @@ def _place(code: Message | None) -> Message | None:
 
 
 def _name(code: Message | None) -> str:
-    return f"version {code['version']} ({code['digest'][:12]}) from {code['folder']}" if code else "the user's own files"
+    return (
+        f"version {code['version']} ({code['digest'][:12]}) from {code['folder']}" if code else "the user's own files"
+    )
 
 
 def end_time(spec: dict[str, Any], *, owner_left: float | None, agent_left: float | None) -> float | None:

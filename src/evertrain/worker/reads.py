@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    Hook = Callable[[str, Any], None]
+
 _NOTED_BITS = 1 << 15
 _LARGEST = 64 << 20
 """Bytes of files that are compared; above, their size tells."""
@@ -24,10 +26,11 @@ _LARGEST = 64 << 20
 
 def watch(version: Version, who: str) -> None:
     """Look at every file that this process opens from now on, and at those of the processes that it forks."""
-    sys.addaudithook(_hook(version, who))
+    sys.addaudithook(hook(version, who))
 
 
-def _hook(version: Version, who: str) -> Callable[[str, Any], None]:
+def hook(version: Version, who: str) -> Hook:
+    """The audit hook: called with every event of the interpreter, it leaves all but a few at once."""
     import mmap
     from zlib import crc32
 
@@ -36,7 +39,7 @@ def _hook(version: Version, who: str) -> Callable[[str, Any], None]:
     linked: set[str] = set()
     """Folders under the root that are not the version's; there may be a million files of data in there."""
 
-    def hook(event: str, args: Any) -> None:
+    def see(event: str, args: Any) -> None:
         if event != "open":
             return
         try:
@@ -66,7 +69,7 @@ def _hook(version: Version, who: str) -> Callable[[str, Any], None]:
         except (OSError, ValueError, TypeError):  # gone meanwhile; whoever opens it will say so
             pass
 
-    return hook
+    return see
 
 
 def _same(one: str, other: str) -> bool:

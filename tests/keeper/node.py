@@ -162,7 +162,8 @@ class Node:
         self, attempt: int, *, term: int = 1, env: dict[str, str] | None = None, args: Sequence[str] | None = None
     ) -> None:
         orders = {str(rank): {**self.orders(attempt, rank, env or {}), "args": args} for rank in range(self.nproc)}
-        self.send(do="go", term=term, attempt=attempt, ranks=orders)
+        code = self.state["code"]["digest"] if self.state["code"] else ""
+        self.send(do="go", term=term, attempt=attempt, ranks=orders, code=code)
 
     def orders(self, attempt: int, rank: int, env: dict[str, str]) -> Json:
         folder = self.rank_folder(attempt, rank)

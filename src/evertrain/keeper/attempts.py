@@ -131,13 +131,15 @@ class Attempts:
             attempt.store_port = listener.getsockname()[1]
         self._start(attempt, listener)
 
-    def go(self, number: int, orders: dict[str, Message]) -> None:
-        """Let the ranks of a prepared attempt run."""
+    def go(self, number: int, orders: dict[str, Message], digest: str) -> None:
+        """Let the ranks of a prepared attempt run, which have to be of the code `digest` (empty: the user's files)."""
         attempt = self._attempts.get(number)
         if attempt is None or attempt.phase in ("preparing", "ended"):
             raise Refused(f"attempt {number} is not prepared but {attempt.phase if attempt else 'unknown'}")
         if attempt.gone:
             return
+        if others := {rank.waiting.digest for rank in attempt.ranks.values()} - {digest}:
+            raise Refused(f"attempt {number} waits with {_code(*others)}, not with {_code(digest)}")
         if missing := [rank for rank in attempt.ranks if str(rank) not in orders]:
             raise Refused(f"go without orders for ranks {missing} of attempt {number}")
         if changed := [rank for number, rank in attempt.ranks.items() if not _still_holds(rank, orders[str(number)])]:
@@ -197,16 +199,22 @@ class Attempts:
         self._starter.renew()
         self._start_anew()
 
+    def begin_anew(self) -> None:
+        """What waits has code that is not wanted any more: prepare the same attempts with what is."""
+        self._starter.begin_anew()
+        self._start_anew()
+
     def _start_anew(self) -> None:
         self._early.renew()
         for attempt in self._attempts.values():
-            if attempt.ranks and not attempt.gone and not attempt.ending:
+            if attempt.ranks and not attempt.gone and not attempt.ending and attempt.phase != "ended":
                 self._kill_waiting(attempt)
                 self._start(attempt, None)
 
     def _kill_waiting(self, attempt: Attempt) -> None:
         for rank in attempt.ranks.values():
-            self._end_early(rank.waiting) if rank.waiting.early else rank.waiting.kill()
+            if not rank.has_ended:
+                self._end_early(rank.waiting) if rank.waiting.early else rank.waiting.kill()
         attempt.ranks.clear()
         self._changed()
 
@@ -321,6 +329,10 @@ def _still_holds(rank: Rank, order: Message) -> bool:
     """Whether a rank that ran ahead of its start did so with the arguments and variables that it is to have."""
     early = rank.waiting.early
     return early is None or (early.get("args") == order.get("args") and early["env"].items() <= order["env"].items())
+
+
+def _code(*digests: str) -> str:
+    return " and ".join(f"code {digest[:12]}" if digest else "the files in place" for digest in sorted(digests))
 
 
 def _listen(port: int) -> socket.socket:

@@ -36,6 +36,23 @@ def command_line(python: str, command: dict[str, Any]) -> list[str]:
     return [python, "-u", *(["-m"] if command["kind"] == "module" else []), *words]
 
 
+def moved(command: dict[str, Any], code: dict[str, Any]) -> dict[str, Any]:
+    """The command with the names that it will show when it runs from a version folder (worker/version.py).
+
+    Only to know how long they are: a name that is not moved in the end leaves a little room.
+    """
+    root, folder = os.path.join(code["root"], ""), code["folder"]
+
+    def place(word: str) -> str:
+        name, is_option, value = word.partition("=") if "=" in word else ("", "", word)
+        path = os.path.abspath(value) if value else ""
+        inside = os.path.join(folder, path.removeprefix(root))
+        return f"{name}{is_option}{inside}" if path.startswith(root) and os.path.lexists(inside) else word
+
+    target = command["target"] if command["kind"] == "module" else place(command["target"])
+    return {**command, "target": target, "args": [place(word) for word in command["args"]]}
+
+
 def disguised(words: Sequence[str]) -> list[str]:
     """`python -u - padding` of the length in bytes of the command line that it is going to show."""
     python, *real = words

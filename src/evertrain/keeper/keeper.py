@@ -130,6 +130,7 @@ class Keeper:
             "keeper": self._identity,
             "starter": self._starter.state(),
             "env": self._spawner.env,
+            "code": self._spawner.code,
             "owner_gone": self._owner_left_time is not None,
             "attempts": self._attempts.report(),
             "early": self._attempts.report_early(),
@@ -163,7 +164,7 @@ class Keeper:
         )
 
     def _go(self, command: Message) -> None:
-        self._attempts.go(int(command["attempt"]), dict(command["ranks"]))
+        self._attempts.go(int(command["attempt"]), dict(command["ranks"]), str(command.get("code") or ""))
 
     def _run_ahead(self, command: Message) -> None:
         asked = command["asked"]
@@ -179,10 +180,19 @@ class Keeper:
 
     def _configure(self, command: Message) -> None:
         env = {str(name): str(value) for name, value in dict(command["env"]).items()}
-        if env != self._spawner.env:
-            self._spawner.env = env
-            self._attempts.renew()
+        code = _read_code(command.get("code"))
+        is_env_new, is_code_new = env != self._spawner.env, _place(code) != _place(self._spawner.code)
+        if code != self._spawner.code:
+            self._spawner.code = code
+            self._change()
+        self._spawner.env = env
+        if is_env_new:
             log(f"from now on ranks get {', '.join(env) or 'nothing'} in addition to the environment of the job")
+        if is_code_new:
+            self._attempts.begin_anew()
+            log(f"from now on ranks run {_name(code)}")
+        elif is_env_new:
+            self._attempts.renew()
 
     def _avoid_zygote(self, command: Message) -> None:
         if self._starter.mode != "spawn":
@@ -202,6 +212,26 @@ _COMMANDS: dict[str, Callable[[Keeper, Message], None]] = {
     "avoid_zygote": Keeper._avoid_zygote,
     "shutdown": Keeper._shutdown,
 }
+
+
+def _read_code(given: Message | None) -> Message | None:
+    if given is None:
+        return None
+    code = {name: str(given[name]) for name in ("digest", "root", "folder")}
+    if not all(code.values()) or not os.path.isabs(code["root"]) or not os.path.isabs(code["folder"]):
+        raise ValueError(f"code without a digest, or whose folders are not absolute: {given}")
+    return {"version": int(given["version"]), **code}
+
+
+def _place(code: Message | None) -> Message | None:
+    """All but the number: two versions may have the same files and differ in arguments."""
+    return code and {**code, "version": None}
+
+
+def _name(code: Message | None) -> str:
+    return (
+        f"version {code['version']} ({code['digest'][:12]}) from {code['folder']}" if code else "the user's own files"
+    )
 
 
 def end_time(spec: dict[str, Any], *, owner_left: float | None, agent_left: float | None) -> float | None:

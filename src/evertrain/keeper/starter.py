@@ -4,7 +4,7 @@
        └─────refused: the script's own environment or modules────▲
 
 The first attempt waits for the zygote, because importing torch once is faster than once per rank. While a zygote that
-died is being started again, attempts are spawned. What has been refused once is not tried again.
+died is being started again, attempts are spawned. What has been refused once is not tried again with the same code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ class Starter:
         self._reason = ""
         self._zygote: Zygote | None = None
         self._pool: Pool | None = None
-        if spec["command"]["kind"] == "program":
+        self._is_program = spec["command"]["kind"] == "program"
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start as it is wanted."""
+        self._reason = ""
+        if self._is_program:
             self._reason = "" if self._wanted == "spawn" else "a program is always spawned"
         elif self._wanted == "zygote":
             self._zygote = self._new_zygote()
@@ -94,6 +100,17 @@ class Starter:
         if self._pool:
             self._pool.close()
             self._pool = self._new_pool()
+        self._changed()
+
+    def begin_anew(self) -> None:
+        """The code is another one: start as it is wanted, whatever was refused for the code before."""
+        unanswered = self._zygote.close() if self._zygote else []
+        if self._pool:
+            self._pool.close()
+        self._zygote = self._pool = None
+        self._begin()
+        for request in unanswered:
+            self.start(request.ranks, request.listener, request.done)
         self._changed()
 
     def close(self) -> None:

@@ -21,7 +21,9 @@ from evertrain.keeper.loop import Loop
 class Waiting:
     """One such process. Whoever owns it sets `said` and `ended`."""
 
-    def __init__(self, loop: Loop, children: Children, pid: int, sock: socket.socket) -> None:
+    def __init__(self, loop: Loop, children: Children, pid: int, sock: socket.socket, *, digest: str) -> None:
+        self.digest = digest
+        """The code that it was started for; empty: the user's own files."""
         self.said: Callable[[Message], None] = lambda _: None
         self.ended: Callable[[Exit], None] = lambda _: None
         self.is_ready = False
@@ -73,18 +75,23 @@ class Spawner:
         self._environ = environ
         self.env: dict[str, str] = {}
         """What a restart has added to the user's environment."""
+        self.code: Message | None = None
+        """The version folder that ranks run from; None: the user's own files."""
         self._stdin = stdin
         self._log = log
-        python, command = spec["python"], spec["command"]
+        self._python, self._command = spec["python"], spec["command"]
         self._given = {
             "keeper": os.getpid(),
-            "python": python,
-            "command": command,
+            "python": self._python,
+            "command": self._command,
             "preload": spec["preload"],
+            "code_root": spec.get("code_root", ""),
         }
-        real = interpreter.command_line(python, command)
-        # a program replaces the interpreter as a whole, so nothing needs to look like it before
-        self._argv = [python, "-u", "-"] if command["kind"] == "program" else interpreter.disguised(real)
+
+    @property
+    def digest(self) -> str:
+        """Of the code that what is started now will run."""
+        return str(self.code["digest"]) if self.code else ""
 
     def spawn(self, role: str, listener: socket.socket | None = None) -> Waiting:
         """Start an interpreter in one of the roles of worker/: zygote, parked, spawned, store."""
@@ -94,7 +101,8 @@ class Spawner:
             shared["listener"] = listener.fileno()
         try:
             environ = {**self._environ, **self.env}
-            pid = interpreter.start(role, self._argv, self._given, shared=shared, environ=environ, log=self._log)
+            given = {**self._given, "code": self.code}
+            pid = interpreter.start(role, self._argv(), given, shared=shared, environ=environ, log=self._log)
         except OSError:
             ours.close()
             raise
@@ -103,5 +111,12 @@ class Spawner:
         return self.adopt(pid, ours)
 
     def adopt(self, pid: int, sock: socket.socket) -> Waiting:
-        """Take over a process that the zygote has forked."""
-        return Waiting(self._loop, self._children, pid, sock)
+        """Take over a process that has been started for the code of now, by this or by the zygote."""
+        return Waiting(self._loop, self._children, pid, sock, digest=self.digest)
+
+    def _argv(self) -> list[str]:
+        if self._command["kind"] == "program":
+            # it replaces the interpreter as a whole, so nothing needs to look like it before
+            return [self._python, "-u", "-"]
+        command = interpreter.moved(self._command, self.code) if self.code else self._command
+        return interpreter.disguised(interpreter.command_line(self._python, command))

@@ -73,7 +73,8 @@ class Zygote:
             self._process = self._spawner.spawn("zygote")
         except OSError as error:
             # the caller is being built, or a deadline: tell it in a turn of its own
-            self._loop.after(0, lambda error=error: self._refused(f"no interpreter: {error}", "spawn"))  # type: ignore[misc]
+            reason = f"no interpreter: {error}"
+            self._pause = self._loop.after(0, lambda: self._refused(reason, "spawn"))
             return
         self._process.said = self._said
         self._process.ended = self._ended
@@ -123,7 +124,8 @@ class Zygote:
             self._within(FORK_LIMIT_S)
             self._children.answers_open += 1
             passed = [*theirs, request.listener] if request.listener else theirs
-            self._process.line.say({"do": "fork", "ranks": request.ranks}, [sock.fileno() for sock in passed])
+            fork = {"do": "fork", "ranks": request.ranks, "code": self._spawner.digest}
+            self._process.line.say(fork, [sock.fileno() for sock in passed])
             for sock in theirs:
                 sock.close()
 

@@ -41,6 +41,7 @@ def init() -> JobInfo | None:
     current = session.current
     if current is None:
         return None
+    current.check_code()
     return JobInfo(
         job=current.job,
         attempt=current.attempt,

@@ -25,10 +25,11 @@ _LOOK_S = 1.0
 class Barrier:
     """`evertrain.init()` of this process, before it has been reached."""
 
-    def __init__(self, line: int, command: script.Command, unknown: Iterable[str]) -> None:
+    def __init__(self, line: int, command: script.Command, unknown: Iterable[str], code_root: str = "") -> None:
         """`unknown`: the variables that a rank has and this process has not yet."""
         self._line = line
         self._command = command
+        self._code_root = code_root
         self._unknown = frozenset(unknown)
         self._environment = session.import_time_environment()
         self.told: talk.Message | None = None
@@ -40,7 +41,7 @@ class Barrier:
 
     def wait(self) -> None:
         """Until this process is a rank."""
-        imported = freshness.Imported(self._command)
+        imported = freshness.Imported(self._command, self._code_root)
         talk.say(self._line, {"is": "at_barrier"})
         while not select.select([self._line], [], [], _LOOK_S)[0]:
             if file := imported.changed():

@@ -1,23 +1,17 @@
 """Is what was imported ahead still what is on disk? A rank must never run old code because a zygote remembers it.
 
-Only modules from the script's own folder count: they are what people edit while a job runs. An environment that lies in
-there is not.
+Only modules from the folder of the code count (the version's folder, or the script's own where none is known): they are
+what people edit while a job runs. An environment that lies in there is not.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from hashlib import blake2b
 
-from evertrain.worker import script
-
-LIBRARIES = (
-    *(sysconfig.get_path(place) for place in ("stdlib", "platstdlib", "purelib", "platlib")),
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-)
-"""Python's and what has been installed, and this package."""
+from evertrain.worker import script, version
+from evertrain.worker.libraries import is_library
 
 Stamp = tuple[int, int]
 """Size and time of the last change: while they stand there is no need to read the file."""
@@ -26,11 +20,11 @@ Stamp = tuple[int, int]
 class Imported:
     """The user's files that this process has loaded, as they were."""
 
-    def __init__(self, command: script.Command) -> None:
-        folder = script.first_path(command)
-        files = [str(getattr(module, "__file__", None)) for module in list(sys.modules.values())] if folder else []
-        inside = os.path.join(folder or "", "")
-        own = [file for file in files if file.startswith(inside) and not file.startswith(LIBRARIES)]
+    def __init__(self, command: script.Command, code_root: str = "") -> None:
+        """`code_root`: the folder of the code; empty: the script's own."""
+        folders = _folders(command, code_root)
+        files = [str(getattr(module, "__file__", None)) for module in list(sys.modules.values())] if folders else []
+        own = [file for file in files if file.startswith(folders) and not is_library(file)]
         self._files = {file: (_stamp(file), _digest(file)) for file in own}
 
     def changed(self) -> str | None:
@@ -41,6 +35,17 @@ class Imported:
                     return file
                 self._files[file] = now, digest
         return None
+
+
+def _folders(command: script.Command, code_root: str) -> tuple[str, ...]:
+    if version.current is not None:
+        # what it does not hold is imported from the root
+        return (*version.current.folders, *version.current.roots)
+    folder = script.first_path(command)
+    if folder is None:
+        return ()
+    folders = {code_root, os.path.realpath(code_root)} if code_root else set()
+    return tuple(os.path.join(each, "") for each in {folder, *folders})
 
 
 def _stamp(file: str) -> Stamp | None:

@@ -83,6 +83,7 @@ def _see_init_process_group() -> None:
         if current is None:
             return original(*arguments, **named)
         current.check_environment()
+        current.check_code()
         current.at("init")
         current.fire("init")
         result = original(*arguments, **named)

@@ -18,12 +18,12 @@ import traceback
 from types import TracebackType
 from typing import Any, NoReturn
 
-from evertrain.worker import disguise, script, session, talk
+from evertrain.worker import disguise, script, session, talk, version
 from evertrain.worker.barrier import Barrier
-from evertrain.worker.freshness import LIBRARIES
+from evertrain.worker.libraries import LIBRARIES
 
 Given = dict[str, Any]
-"""What the keeper told this process at its start: keeper, python, command, preload, and descriptors."""
+"""What the keeper told this process at its start: keeper, python, command, preload, code and its root, descriptors."""
 Go = dict[str, Any]
 """What the keeper tells it at `go`: env, session, stdout, stderr, and args where the command's own no longer hold.
 
@@ -50,7 +50,7 @@ def run(go: Go, given: Given, startup: frozenset[str]) -> None:
     command = given["command"]
     if go.get("args") is not None:
         command = {**command, "args": go["args"]}
-    args = script.arguments(command, go["env"].get("LOCAL_RANK", ""))
+    args = version.arguments(script.arguments(command, go["env"].get("LOCAL_RANK", "")))
     if command["kind"] == "program":
         _become(command["target"], args)
     real = [given["python"], "-u", *(["-m"] if command["kind"] == "module" else []), command["target"], *args]
@@ -59,10 +59,15 @@ def run(go: Go, given: Given, startup: frozenset[str]) -> None:
     sys.orig_argv[:] = real
     script.forget_clashes(command, startup)
     if "unknown" in go:
-        early = session.barrier = Barrier(given["channel"], command, go["unknown"])
+        early = session.barrier = Barrier(given["channel"], command, go["unknown"], given.get("code_root", ""))
     try:
         if early is None:
             session.begin(go["session"])
+        if version.current is not None:
+            from evertrain.worker import reads
+
+            rank = go["env"].get("RANK")
+            reads.watch(version.current, f"rank {rank}" if rank is not None else "a rank ahead of its start")
         script.run(command, args)
         if session.barrier is not None:
             session.barrier.give_up("the script comes to its end without evertrain.init()")

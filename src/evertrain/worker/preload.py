@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from evertrain.worker import hooks, script
+from evertrain.worker import hooks, script, version
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Makes `torch.cuda.is_available()` ask the driver's management library, which does not initialise CUDA."""
@@ -52,6 +52,8 @@ def load(command: script.Command, names: Sequence[str], startup: frozenset[str])
         except (Exception, SystemExit) as error:
             raise Unfit(f"--preload {name} failed: {type(error).__name__}: {error}", "spawn") from error
     _refuse_clashes(command, startup)
+    if found := version.problem():
+        raise Unfit(f"an import is not of the version that ranks are to run: {found}", "spawn")
     hooks.install()
     # what there is stays for good: no collection looks at it again, and none makes a forked rank copy its pages
     gc.freeze()

@@ -16,6 +16,8 @@ from string import Template
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
+from evertrain.worker import version
+
 Command = Mapping[str, Any]
 """`kind` (script, module, program), `target` and `args`, as the user typed them."""
 
@@ -34,7 +36,7 @@ def first_path(command: Command) -> str | None:
         return _absolute(target)
     if sys.flags.safe_path:
         return None
-    return os.getcwd() if command["kind"] == "module" else os.path.dirname(os.path.realpath(target))
+    return version.first_path(os.getcwd() if command["kind"] == "module" else os.path.dirname(os.path.realpath(target)))
 
 
 def enter(command: Command) -> None:
@@ -134,7 +136,7 @@ def _is_folder_or_archive(target: str) -> bool:
 
 
 def _source_of_module(name: str) -> str | None:
-    folders: Sequence[str] | None = [os.getcwd(), *sys.path]
+    folders: Sequence[str] | None = [version.first_path(os.getcwd()), *sys.path]
     for part in [*name.split("."), "__main__"]:
         spec = importlib.machinery.PathFinder.find_spec(part, folders)
         if spec is None:
@@ -160,4 +162,4 @@ def _modules_in(folder: str) -> set[str]:
 def _is_beside(name: str, module: ModuleType, folder: str) -> bool:
     found_in = os.path.realpath(os.path.dirname(getattr(module, "__file__", None) or ""))
     folder = os.path.realpath(folder)
-    return found_in in (folder, os.path.join(folder, name))
+    return found_in in (folder, os.path.realpath(os.path.join(folder, name)))

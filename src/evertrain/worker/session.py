@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from evertrain.worker import page
+from evertrain.worker import page, version
 from evertrain.worker.page import PageWriter
 from evertrain.worker.steps import Durations, StepCounter
 
@@ -79,6 +79,7 @@ class Session:
         """Where the state is copied to, whichever Checkpointer saves it; there once a Checkpointer is."""
         self._environment = environment
         self._environment_checked = False
+        self._code_checked = version.current is None
         self._base = "start"
         self._declared: list[str] = []
         # relative steps at the moment when the absolute step was last known
@@ -113,6 +114,12 @@ class Session:
             self._environment_checked = True
             if import_time_environment() != self._environment:
                 self.page.flags |= page.ENV_CHANGED
+
+    def check_code(self) -> None:
+        """Raise, until it is not so, where this rank has imported code of another version than it is to run."""
+        if not self._code_checked:
+            version.check(self.rank)
+            self._code_checked = True
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -201,6 +208,7 @@ class Session:
 
     def before_optimizer_step(self, optimizer: Any) -> None:
         """Inside the step that follows the finished ones."""
+        self.check_code()
         self.before_change()
         if self.faults:
             self.faults.reach("step", self.step + 1, optimizer=optimizer, step_s=self.durations.median_s)

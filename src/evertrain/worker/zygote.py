@@ -12,7 +12,7 @@ import socket
 import sys
 from typing import Any
 
-from evertrain.worker import disguise, environment, freshness, hugepages, launch, preload, script, store, talk
+from evertrain.worker import disguise, environment, freshness, hugepages, launch, preload, store, talk, version
 from evertrain.worker.launch import Given, Go
 
 MOST_DESCRIPTORS = 253
@@ -24,6 +24,7 @@ def main(given: Given, startup: frozenset[str]) -> None:
     disguise.take_stdin(given["stdin"])
     disguise.die_with_parent(given["keeper"])
     disguise.name_process("evertrain-zygote")
+    given = version.enter(given)
     channel, command = given["channel"], given["command"]
     try:
         environment.check(command)
@@ -34,17 +35,18 @@ def main(given: Given, startup: frozenset[str]) -> None:
     if reason := preload.why_not_fork():
         talk.refuse(channel, reason, "parked")
     hugepages.gather()
-    imported = freshness.Imported(command)
-    channel, go = _serve(channel, command, imported, keeper=given["keeper"])
+    imported = freshness.Imported(command, given.get("code_root", ""))
+    channel, go = _serve(given, imported)
     launch.run(go, {**given, "channel": channel}, startup)
 
 
-def _serve(control: int, command: script.Command, imported: freshness.Imported, *, keeper: int) -> tuple[int, Go]:
+def _serve(given: Given, imported: freshness.Imported) -> tuple[int, Go]:
     """Fork whenever the keeper asks. In a rank: its channel, and what it was told at `go`."""
+    control: int = given["channel"]
     _say(control, {"is": "ready"})
     while True:
         request, descriptors = _receive(control)
-        _stop_if_stale(control, command, imported)
+        _stop_if_stale(given, imported, request.get("code", ""))
         ranks: int = request["ranks"]
         channels, listener = descriptors, None
         if len(descriptors) > ranks + 1:
@@ -63,7 +65,7 @@ def _serve(control: int, command: script.Command, imported: freshness.Imported, 
                 store.serve(channel, listener)
             if reason := preload.why_not_fork():
                 talk.refuse(channel, reason, "parked")
-            return channel, launch.wait(channel, keeper)
+            return channel, launch.wait(channel, given["keeper"])
         os.close(tell)
         with open(told, "rb") as lines:
             *pids, last = [*lines.read().split(b"\n")]
@@ -73,10 +75,13 @@ def _serve(control: int, command: script.Command, imported: freshness.Imported, 
         _say(control, {"is": "forked", "pids": [int(pid) for pid in pids], "error": last.decode()})
 
 
-def _stop_if_stale(control: int, command: script.Command, imported: freshness.Imported) -> None:
+def _stop_if_stale(given: Given, imported: freshness.Imported, digest: str) -> None:
     """The user has edited something: what it would be like to start now is not what this process is like."""
+    control = given["channel"]
+    if digest != version.digest(given):
+        talk.last_words(control, {"is": "stale", "reason": "it has imported another version of the code"})
     try:
-        environment.check(command)
+        environment.check(given["command"])
     except preload.Unfit as unfit:
         talk.refuse(control, str(unfit), unfit.instead)
     if file := imported.changed():

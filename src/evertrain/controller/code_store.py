@@ -90,8 +90,8 @@ class CodeStore:
             aside("code", self._discard, partial)
 
     def diff(self, before: str, after: str) -> Diff:
-        """What is different between two versions that are here; for a thread."""
-        return differences.between(self.path(before), self.path(after))
+        """What is different between two versions that are here; for a thread. Raises ArchiveError."""
+        return differences.between(self.path(before), self.path(after), self._config, before, after)
 
     def _take_in(self, partial: Path, digest: str) -> Code:
         code = self._verify(partial, digest)

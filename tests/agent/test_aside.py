@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 
 import pytest
@@ -15,13 +14,6 @@ async def test_what_comes_of_it_is_what_is_waited_for() -> None:
     assert await aside("sum", sum, [1, 2]) == 3
     with pytest.raises(ZeroDivisionError):
         await aside("division", divmod, 1, 0)
-
-
-async def test_it_gives_way_to_ranks_and_nothing_else_does() -> None:
-    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    work = lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())  # noqa: E731
-    assert await aside("priority", work) > before
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
 async def test_nobody_has_to_wait_for_what_hangs() -> None:

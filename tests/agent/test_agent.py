@@ -12,6 +12,7 @@ import pytest
 
 from evertrain.agent import departure
 from evertrain.agent.agent import Agent
+from evertrain.model.code import CodeOrder
 from evertrain.model.report import Desired
 from evertrain.model.spec import AgentSpec
 
@@ -114,3 +115,16 @@ async def test_an_order_to_shut_down_is_obeyed_without_a_keeper_too(left: list[s
     made._act()
     await asyncio.wait_for(made.over.wait(), 5.0)
     assert left == ["done"]
+
+
+async def test_an_order_of_a_version_is_obeyed_without_a_keeper_too() -> None:
+    made = await agent(Link(), 0.0)
+    made._obey(Desired(job="job", term=1, code=CodeOrder(version=2, digest="0" * 64)))
+    made._act()
+    async with asyncio.timeout(10.0):
+        while not made._versions.problem:
+            await asyncio.sleep(0.005)
+    assert "--code DIR" in made._versions.problem
+    made._obey(Desired(job="job", term=1))
+    made._act()
+    assert made._versions.problem == "" and made._versions.code is None

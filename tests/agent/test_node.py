@@ -208,3 +208,11 @@ def test_losses_are_compared_once_as_long_as_that_is_wanted(tmp_path: Path) -> N
     later = order(compare=Compare(earlier=2, later=3, after=1, last=3))
     assert node.report(alive, later).comparisons == ()
     assert node.report(alive, order()).comparisons == ()
+
+
+def test_the_version_of_what_waits_here_is_reported_by_its_digest(tmp_path: Path) -> None:
+    seen = state(1, "running", None)
+    assert view(tmp_path).report(seen, None).code == ""
+    assert view(tmp_path).report({**seen, "code": None}, None).code == ""
+    code = {"version": 2, "digest": "d" * 64, "root": "/home/user", "folder": "/run/code/x"}
+    assert view(tmp_path).report({**seen, "code": code}, None).code == "d" * 64

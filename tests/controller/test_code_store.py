@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from evertrain.controller import capture as capturing
 from evertrain.controller import code_store
 from evertrain.controller.code_store import CodeStore
 from evertrain.model.code import Code
@@ -95,7 +96,8 @@ async def test_the_users_files_are_captured_once_and_who_waits_is_woken(tmp_path
     store.begin()
     await asyncio.sleep(0)
     assert store.captured == (found, "")
-    assert hidden(store) == [] and os.listdir(store.path("x").parent) == [f"{found.digest}.tar.gz"]
+    await until(lambda: hidden(store) == [], "nothing half is left")
+    assert os.listdir(store.path("x").parent) == [f"{found.digest}.tar.gz"]
 
 
 async def test_the_same_files_again_are_the_same_archive(tmp_path: Path, store: CodeStore) -> None:
@@ -120,13 +122,26 @@ async def test_where_no_folder_is_known_nothing_is_captured(tmp_path: Path) -> N
     )
 
 
-async def test_a_bug_in_the_capture_is_no_trouble_of_the_job(store: CodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
-        raise LookupError("nobody thought of this")
+async def test_a_capture_that_fails_is_no_trouble_of_the_job(store: CodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capturing.sys, "executable", "/bin/false")
+    assert await captured(store) == (
+        None,
+        "the code is not captured: the process for that ended with status 1; see the controller's log",
+    )
+    monkeypatch.setattr(capturing.sys, "executable", "/nowhere/python")
+    later = CodeStore(store._spec, lambda: None)
+    found, problem = await captured(later)
+    assert found is None and "/nowhere/python: No such file" in problem
+    await until(lambda: hidden(store) == [], "nothing half is left")
 
-    monkeypatch.setattr(code_store.tree, "scan", broken)
+
+async def test_a_capture_that_was_killed_in_the_middle_leaves_nothing(store: CodeStore) -> None:
+    half = store.path("x").parent / ".capture" / ".abcdefgh.partial"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"half")
     found, problem = await captured(store)
-    assert found is None and "LookupError: nobody thought of this" in problem
+    assert found is not None and problem == ""
+    await until(lambda: hidden(store) == [], "nothing half is left")
 
 
 # --- what commands bring

@@ -12,20 +12,21 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp.test_utils import TestServer
+from yarl import URL
 
 from evertrain.agent.controller_link import ControllerLink
 from evertrain.controller import __main__ as controller
 from evertrain.controller import conductor as conducting
-from evertrain.controller import server
+from evertrain.controller import scopes, server
 from evertrain.controller.conductor import Conductor
 from evertrain.controller.store import EventStore, read_log
 from evertrain.model import version
 from evertrain.model.config import AgentConfig, Config
-from evertrain.model.records import NodeJoined, NodesSettled
+from evertrain.model.records import Audited, NodeJoined, NodesSettled
 from evertrain.model.report import DISMISSED, Desired, NodeReport, Report
 from evertrain.model.spec import Command, ControllerSpec, Seats
 
-TOKEN = "secret"
+TOKEN, CODE_TOKEN = "secret", "another secret"
 
 
 def spec(folder: Path, **different: Any) -> ControllerSpec:
@@ -82,7 +83,7 @@ async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
     store = EventStore(Path(made.database))
     conductor = Conductor(made, await controller._take_over(made, store), store)
     running = asyncio.create_task(conductor.run())
-    async with TestServer(server.build(made, conductor, TOKEN)) as port, aiohttp.ClientSession() as session:
+    async with TestServer(server.build(made, conductor, TOKEN, CODE_TOKEN)) as port, aiohttp.ClientSession() as session:
         yield Serving(made, conductor, str(port.make_url("")).rstrip("/"), session)
     running.cancel()
     store.close()
@@ -169,6 +170,81 @@ async def test_a_job_that_is_ending_gives_no_seat(serving: Serving) -> None:
     await until(lambda: serving.conductor.state.stop, "the stop is noted")
     status, answer = await serving.join()
     assert status == 409 and "is ending" in answer["error"]
+
+
+# --- what a token is good for
+
+
+@pytest.fixture
+def audited(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> list[Audited]:
+    written: list[Audited] = []
+    monkeypatch.setattr(serving.conductor, "audit", written.append)
+    return written
+
+
+async def test_the_token_for_code_is_good_for_everything(serving: Serving, audited: list[Audited]) -> None:
+    headers = {"Authorization": f"Bearer {CODE_TOKEN}"}
+    async with serving.session.get(f"{serving.url}/v1/status", headers=headers) as answer:
+        assert answer.status == 200
+    assert (await serving.post("/v1/stop", {"reason": "asked to"}, CODE_TOKEN))[0] == 202
+    assert audited == []
+
+
+async def test_the_ordinary_token_is_good_for_everything_but_code(serving: Serving, audited: list[Audited]) -> None:
+    where = f"{serving.spec.run_dir}/code-token"
+    for path, body in (
+        ("/v1/restart", {"restart": "r1", "args": ["--lr", "1"], "author": "bob"}),
+        ("/v1/restart", {"restart": "r2", "env": {"A": "1"}, "author": "bob"}),
+        ("/v1/restart", {"restart": "r3", "digest": "0" * 64, "author": "bob"}),
+        ("/v1/changes", {"change": "c1", "kind": "update", "author": "bob"}),
+        ("/v1/changes", {"change": "c2", "kind": "rollback", "author": "bob"}),
+        ("/v1/changes", ["no change at all"]),
+    ):
+        status, answer = await serving.post(path, body)
+        assert (status, answer["token_file"]) == (403, where), path
+        assert answer["error"].startswith("this token may not change the code; ")
+    assert [(one.act, one.author, one.outcome) for one in audited] == [
+        ("restart", "bob", "refused"),
+        ("restart", "bob", "refused"),
+        ("restart", "bob", "refused"),
+        ("update", "bob", "refused"),
+        ("rollback", "bob", "refused"),
+        ("update", "", "refused"),
+    ]
+    assert {one.address for one in audited} == {"127.0.0.1"}
+    assert (await serving.post("/v1/stop", {"reason": "asked to"}))[0] == 202
+
+
+@pytest.mark.parametrize("path", ["/v1/%63hanges", "/v1//changes", "/v1/changes/", "/v1/x/../changes"])
+async def test_no_other_way_to_write_the_path_leads_past_that(
+    serving: Serving, audited: list[Audited], path: str
+) -> None:
+    url = URL(serving.url + path, encoded=True)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with serving.session.post(url, json={"change": "c1", "kind": "update"}, headers=headers) as answer:
+        assert answer.status in (403, 404)
+
+
+@pytest.mark.parametrize("given", ["", TOKEN])
+async def test_without_a_token_for_code_nobody_changes_it(serving: Serving, given: str) -> None:
+    app = server.build(serving.spec, serving.conductor, TOKEN)
+    headers = {"Authorization": f"Bearer {given}"}
+    async with (
+        TestServer(app) as port,
+        serving.session.put(port.make_url(f"/v1/code/{'0' * 64}"), data=b"", headers=headers) as answer,
+    ):
+        assert answer.status == (403 if given else 401)
+
+
+def test_the_token_for_code_is_read_where_it_lies(tmp_path: Path) -> None:
+    file = tmp_path / "code-token"
+    file.write_text(" abc\n")
+    assert scopes.code_token(spec(tmp_path, code_token_file=str(file))) == "abc"
+    file.write_bytes(b"\xff")
+    assert scopes.code_token(spec(tmp_path, code_token_file=str(file))) == ""
+    file.unlink()
+    assert scopes.code_token(spec(tmp_path, code_token_file=str(file))) == "", "a controller starts all the same"
+    assert scopes.code_token(spec(tmp_path)) == ""
 
 
 # --- whose agents are heard

@@ -1,6 +1,7 @@
 """How is something done beside the event loop that may take for ever? In a thread of its own, which nobody waits for.
 
-The executor's threads have to end before the process can; what hangs on a dead file system never does.
+The executor's threads have to end before the process can; what hangs on a dead file system never does. None of them
+gives way to ranks: what interprets Python while it waits for a processor has the event loop wait for it as well.
 """
 
 from __future__ import annotations
@@ -10,13 +11,11 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from evertrain.agent.safekeeping import give_way
-
 _Done = TypeVar("_Done")
 
 
 def aside(name: str, work: Callable[..., _Done], *given: object) -> asyncio.Future[_Done]:
-    """Begin it in a thread that gives way to ranks. When nobody waits any more, the thread goes on all the same."""
+    """Begin it in a thread. When nobody waits any more, the thread goes on all the same."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[_Done] = loop.create_future()
 
@@ -32,7 +31,6 @@ def aside(name: str, work: Callable[..., _Done], *given: object) -> asyncio.Futu
         failure: BaseException | None = None
         done: list[_Done] = []
         try:
-            give_way()
             done.append(work(*given))
         except BaseException as error:
             failure = error

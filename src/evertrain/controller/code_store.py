@@ -17,11 +17,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from evertrain.agent.aside import aside
+from evertrain.controller.capture import Asked, capture
 from evertrain.model.code import Code, Diff
 from evertrain.model.spec import ControllerSpec
-from evertrain.versions import archive, tree
+from evertrain.versions import archive
 from evertrain.versions import diff as differences
-from evertrain.versions.errors import ArchiveError, TreeError
+from evertrain.versions.errors import ArchiveError
 
 _log = logging.getLogger(__name__)
 
@@ -42,15 +43,14 @@ class CodeStore:
         """By digest: what it is, and which file it was found in."""
         self._own: set[str] = set()
         """Names of what is arriving; other such files were left behind."""
-        self._capturing: asyncio.Future[None] | None = None
+        self._capturing: asyncio.Task[None] | None = None
         self.captured: tuple[Code | None, str] | None = None
         """The user's own files, or why they are not kept; None: not known yet."""
 
     def begin(self) -> None:
-        """Capture the user's own files, once; beside the start of ranks, which need the processors more."""
+        """Capture the user's own files, once."""
         if self._capturing is None:
-            self._capturing = aside("capture", self._capture)
-            self._capturing.add_done_callback(lambda _: self._wake())
+            self._capturing = asyncio.create_task(self._capture())
 
     def path(self, digest: str) -> Path:
         """Where the archive is, if it is here."""
@@ -90,8 +90,8 @@ class CodeStore:
             aside("code", self._discard, partial)
 
     def diff(self, before: str, after: str) -> Diff:
-        """What is different between two versions that are here; for a thread."""
-        return differences.between(self.path(before), self.path(after), self._config)
+        """What is different between two versions that are here; for a thread. Raises ArchiveError."""
+        return differences.between(self.path(before), self.path(after), self._config, before, after)
 
     def _take_in(self, partial: Path, digest: str) -> Code:
         code = self._verify(partial, digest)
@@ -113,11 +113,9 @@ class CodeStore:
     def _verify(self, path: Path, digest: str) -> Code:
         return archive.check(path, digest, self._config).code
 
-    def _capture(self) -> None:
+    async def _capture(self) -> None:
         try:
-            self.captured = self._captured(), ""
-        except (TreeError, ArchiveError) as error:
-            self.captured = None, str(error)
+            self.captured = await self._captured()
         except OSError as error:
             where = error.filename or self._folder
             self.captured = None, f"the code is not captured: {where}: {error.strerror or error}"
@@ -126,21 +124,27 @@ class CodeStore:
             self.captured = None, f"the code is not captured: {type(error).__name__}: {error}; see the controller's log"
         code, problem = self.captured
         _log.info("the code as it is: %s", code or problem)
+        self._wake()
 
-    def _captured(self) -> Code:
+    async def _captured(self) -> tuple[Code | None, str]:
         if not self._spec.code_root:
-            raise TreeError("there is no folder of code; name one with --code DIR")
-        self._make_room()
+            return None, "there is no folder of code; name one with --code DIR"
         own = self._folder / ".capture"
-        shutil.rmtree(own, ignore_errors=True)
+        await aside("code", self._make_room)
+        await aside("code", shutil.rmtree, own, True)
+        asked = Asked(
+            root=self._spec.code_root,
+            skip=(self._spec.run_dir, self._spec.log_root, str(self._folder)),
+            config=self._config,
+            target=str(own / "code.tar.gz"),
+        )
         try:
-            skip = (Path(self._spec.run_dir), Path(self._spec.log_root), self._folder)
-            found = tree.scan(Path(self._spec.code_root), self._config, skip)
-            own.mkdir(mode=0o700)
-            packed = own / "code.tar.gz"
-            return self._keep(packed, archive.pack(found, packed))
+            found = await capture(asked)
+            if found.code is None:
+                return None, found.problem
+            return await aside("code", self._keep, Path(asked.target), found.code), ""
         finally:
-            shutil.rmtree(own, ignore_errors=True)
+            aside("code", shutil.rmtree, own, True)
 
     def _make_room(self) -> None:
         """A folder, without what a controller has left that was killed in the middle."""

@@ -22,7 +22,8 @@ _log = logging.getLogger(__name__)
 AUTHOR = "X-Evertrain-Author"
 _MOST_AUTHOR, _MOST_DETAIL = 100, 300
 
-_MAY_CHANGE_CODE = "evertrain may change code"
+CODE_TOKEN = web.AppKey("code_token", str)
+"""May do everything; empty: nobody may change the code."""
 
 Act = Literal["upload", "update", "rollback", "restart"]
 
@@ -38,22 +39,20 @@ def code_token(spec: ControllerSpec) -> str:
         return ""
 
 
-def admits(request: web.Request, token: str, for_code: str) -> bool:
-    """Whether it comes with one of the tokens; notes with which."""
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+def admits(request: web.Request, token: str) -> bool:
+    """Whether it comes with one of the tokens."""
     # both are always looked at, each in the same time wherever they differ
-    may_change = _is(given, for_code)
-    is_ordinary = _is(given, token)
-    request[_MAY_CHANGE_CODE] = may_change
-    return may_change or is_ordinary
-
-
-def _is(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode()) and bool(token)
+    is_ordinary, is_for_code = _has(request, token), may_change_code(request)
+    return is_ordinary or is_for_code
 
 
 def may_change_code(request: web.Request) -> bool:
-    return bool(request.get(_MAY_CHANGE_CODE, False))
+    return _has(request, request.app[CODE_TOKEN])
+
+
+def _has(request: web.Request, token: str) -> bool:
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode()) and bool(token)
 
 
 def author(request: web.Request) -> str:

@@ -41,14 +41,15 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str, code_token: st
 
     @web.middleware
     async def authorise(request: web.Request, handler: Any) -> web.StreamResponse:
-        if request.path != "/healthz" and not scopes.admits(request, token, code_token):
+        if request.path != "/healthz" and not scopes.admits(request, token):
             # where it lies is no secret, and what a user needs next
             return web.json_response(
                 {"error": "wrong or missing token", "token_file": f"{spec.run_dir}/token"}, status=401
             )
         resource = request.match_info.route.resource
-        is_change = request.method == "POST" and resource is not None and resource.canonical == "/v1/changes"
-        if is_change and not scopes.may_change_code(request):
+        # by what the router has found as well: a path can be written in more than one way
+        path = resource.canonical if resource is not None else request.path
+        if request.method == "POST" and path == "/v1/changes" and not scopes.may_change_code(request):
             return await _change_refused(request)
         response: web.StreamResponse = await handler(request)
         return response
@@ -56,6 +57,7 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str, code_token: st
     app = web.Application(middlewares=[authorise])
     app[_CONDUCTOR] = conductor
     app[_SPEC] = spec
+    app[scopes.CODE_TOKEN] = code_token
     app.add_routes(
         [
             web.get("/healthz", _healthz),

@@ -22,6 +22,8 @@ CONTROLLER_BEGINS_S = 10.0
 """A job that has just been started has no log yet that could answer instead."""
 CONTROLLER_AWAY_S = 30.0
 """Where something is to be done there is no other answer: so long is one that is started again waited for."""
+UPLOAD_S = 60.0
+"""So long may it take a controller to read and check the next part of a file that it is sent."""
 POLL_S = 0.1
 
 Json = dict[str, Any]
@@ -70,18 +72,23 @@ def ask(job: KnownJob, *paths: str) -> list[Any] | None:
     return None
 
 
-def tell(job: KnownJob, path: str, wish: Json, vain: str) -> Json:
-    """Have the controller take a wish that may be told it twice; raises with the reason, after `job NAME VAIN:`."""
+def tell(job: KnownJob, path: str, wish: Json | Path, vain: str, *, code: bool = False) -> Json:
+    """Have the controller take a wish, or a file, that may be told it twice; raises with the reason, after
+    `job NAME VAIN:`. `code`: it changes what the job runs.
+    """
     deadline = time.monotonic() + CONTROLLER_AWAY_S
     while True:
         try:
-            answer: Json = client.of_run_dir(job.run_dir).post(path, wish)
+            answer: Json
+            if isinstance(wish, Path):
+                answer = client.of_run_dir(job.run_dir, UPLOAD_S, code=code).put(path, wish)
+            else:
+                answer = client.of_run_dir(job.run_dir, code=code).post(path, wish)
             return answer
         except client.Refused as refused:
             if refused.status != 503:
                 kind = UsageError if refused.body.get("wrong_usage") else TroubleError
-                reason = refused.body.get("error", str(refused))
-                raise kind(f"job {job.job} {vain}: {reason}") from refused
+                raise kind(f"job {job.job} {vain}: {_reason(job, refused, code)}") from refused
             trouble = str(refused.body.get("error"))
         except client.Unreachable:
             trouble = "its controller does not answer"
@@ -90,6 +97,14 @@ def tell(job: KnownJob, path: str, wish: Json, vain: str) -> Json:
         if time.monotonic() > deadline:
             raise TroubleError(f"job {job.job} {vain}: {trouble} for {CONTROLLER_AWAY_S:.0f} s")
         time.sleep(POLL_S)
+
+
+def _reason(job: KnownJob, refused: client.Refused, code: bool) -> str:
+    if refused.status == 401 and code:
+        where = client.code_token(job.run_dir)[1]
+        if where:
+            return f"the code token of {where} is not the job's"
+    return refused.reason
 
 
 def lives(job: KnownJob) -> bool:

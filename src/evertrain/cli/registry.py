@@ -36,6 +36,8 @@ class KnownJob:
     detached: bool
     grace_s: float
     started_time: float
+    code: Mapping[str, Any]
+    """How its code is captured, as `CodeConfig` has it."""
 
 
 def folder(environ: Mapping[str, str]) -> Path | None:
@@ -109,6 +111,7 @@ def _described(run_dir: Path) -> KnownJob | None:
             detached=record["detached"],
             grace_s=record["grace_s"],
             started_time=record["started_time"],
+            code=record.get("code", {}),
         )
     except KeyError:
         return None

@@ -137,4 +137,10 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     owner_fd: int | None = None
     began_time: float | None = None
     """When `evertrain run` began: what it did before there was a controller is start-up, too."""
+    code_root: str = ""
+    """The folder on this machine that is captured as the job's code; empty: there is none."""
+    code_dir: str = ""
+    """Where archives of versions lie."""
+    code_token_file: str = ""
+    """The secret without which nobody may have other code run; empty: nobody may."""
     config: Config = Config()

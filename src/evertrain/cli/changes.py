@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from evertrain.cli import code, look, narrate, waiting
+from evertrain.cli import client, code, look, narrate, waiting
 from evertrain.cli.registry import KnownJob
 from evertrain.model.code import Code
 from evertrain.model.config import CodeConfig
@@ -42,13 +42,14 @@ class Captured(NamedTuple):
 def captured(job: KnownJob, asked: str) -> Iterator[Captured]:
     """What `--code` names, in a file that is there as long as it may have to be sent."""
     from evertrain.versions import archive, tree
+    from evertrain.versions.errors import TreeError
 
     source = code.folder(asked)
     with tempfile.TemporaryDirectory(prefix="evertrain-") as folder:
         target = Path(folder) / "code.tar.gz"
         try:
             packed = archive.pack(tree.scan(source, _settings(job), _skipped(job, source)), target)
-        except tree.TreeError as error:
+        except TreeError as error:
             raise UsageError(str(error)) from error
         yield Captured(packed, target, source)
 
@@ -117,6 +118,15 @@ def _from_log(database: Path, name: str) -> Json | None:
     from evertrain.controller import code_views
 
     found: Json | None = code_views.change_of(database, name)
+    return found
+
+
+def seen(job: KnownJob, name: str) -> Json | None:
+    """A change as the controller sees it; None where it knows of none of that name, or does not answer."""
+    try:
+        found: Json = client.of_run_dir(job.run_dir).get(f"/v1/changes/{name}")
+    except client.Unreachable:
+        return None
     return found
 
 

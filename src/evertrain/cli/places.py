@@ -1,6 +1,6 @@
 """Where does a job keep its things?
 
-    run dir         <root>/<job>/                            logs, checkpoints on disk, code, tokens, result: may be on NFS
+    run dir         <root>/<job>/                            logs, checkpoints, code, tokens, result: may be on NFS
     node-local dir  the run dir, or /var/tmp/evertrain-<uid>/… where that is on a network file system: lock, database
     run folder      /dev/shm/evertrain-<uid>/<run_id>/       one folder a node: socket, pages, checkpoint slots
 

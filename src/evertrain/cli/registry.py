@@ -27,6 +27,7 @@ class KnownJob:
     run_dir: Path
     database: Path
     lock: Path
+    log_root: Path
     run_folder: Path
     processes: Path
     boot_id: str
@@ -104,6 +105,7 @@ def _described(run_dir: Path) -> KnownJob | None:
             run_dir=run_dir.absolute(),
             database=Path(record["database"]),
             lock=Path(record["lock"]),
+            log_root=Path(record["log_root"]),
             run_folder=Path(record["run_folder"]),
             processes=Path(record["processes"]),
             boot_id=record["boot_id"],

@@ -19,6 +19,8 @@ from evertrain.cli.parsing import Parser
 from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
 
+VAIN = "is not restarted"
+
 Json = dict[str, Any]
 
 
@@ -84,10 +86,9 @@ def _environment(given: Sequence[str]) -> dict[str, str]:
 
 
 def _ask(job: KnownJob, wish: Json, found: changes.Captured | None) -> None:
-    vain = "is not restarted"
     if found is not None:
-        changes.upload(job, found, vain)
-    look.tell(job, "/v1/restart", wish, vain, code=_is_change(wish))
+        changes.upload(job, found, VAIN)
+    look.tell(job, "/v1/restart", wish, VAIN, code=_is_change(wish))
 
 
 def _is_change(wish: Json) -> bool:
@@ -96,13 +97,20 @@ def _is_change(wish: Json) -> bool:
 
 
 def _wait(job: KnownJob, wish: Json, found: changes.Captured | None) -> Json:
-    """Until training is back, and what was to be verified is."""
+    """Until training is back, and what was to be verified is; raises where it has gone back to what ran before."""
+    name = str(wish["restart"])
+
+    def over(seen: Json) -> bool:
+        if _is_change(wish) and (change := changes.seen(job, name)) is not None and change["outcome"] in changes.FAILED:
+            raise TroubleError(changes.failure(job, change, VAIN))
+        return bool(seen["back"] and (seen["verify"] is None or seen["verified"] is not None))
+
     return waiting.until(
         job,
-        f"/v1/restart/{wish['restart']}",
-        over=lambda seen: seen["back"] and (seen["verify"] is None or seen["verified"] is not None),
+        f"/v1/restart/{name}",
+        over=over,
         again=lambda: _ask(job, wish, found),
-        from_log=lambda database: _from_log(database, wish["restart"]),
+        from_log=lambda database: _from_log(database, name),
         what="restart",
     )
 
@@ -125,14 +133,11 @@ def _lines(job: KnownJob, done: Json, found: changes.Captured | None) -> list[st
     if asked is not None and resume != asked:
         below = "the newest common one below it" if resume is not None and resume < asked else "the oldest there was"
         lines.append(f"step {asked} was overwritten before the ranks had ended; step {resume} is {below}")
-    if done["args"] is not None or done["env"] or found is not None:
-        what = (
-            "arguments and environment stay as they are now"
-            if found is None
-            else "code, arguments and environment stay"
-        )
-        own = "" if found is None else ", with your own files in place"
-        lines.append(f"{what} until the job is run again by its command line{own}")
+    stay = "arguments and environment stay as they are now until the job is run again by its command line"
+    if found is not None:
+        lines.append(f"code, {stay}: then your own files run in place")
+    elif done["args"] is not None or done["env"]:
+        lines.append(stay)
     if done["verified"] is not None:
         lines.append(narrate.verified(done["verified"]))
     return lines

@@ -149,6 +149,12 @@ class Controller:
         self.posted: list[str] = []
         self.slept: list[float] = []
 
+    def __enter__(self) -> Controller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
     def post(self, path: str, wish: Json) -> Json:
         self.posted.append(path)
         return {"time": 10.0}

@@ -124,10 +124,11 @@ def _from_log(database: Path, name: str) -> Json | None:
 def seen(job: KnownJob, name: str) -> Json | None:
     """A change as the controller sees it; None where it knows of none of that name, or does not answer."""
     try:
-        found: Json = client.of_run_dir(job.run_dir).get(f"/v1/changes/{name}")
+        with client.of_run_dir(job.run_dir) as controller:
+            found: Json = controller.get(f"/v1/changes/{name}")
+            return found
     except client.Unreachable:
         return None
-    return found
 
 
 def is_back(change: Json) -> bool:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 from urllib.parse import urlsplit
 
 from evertrain.model.errors import UsageError
@@ -62,6 +62,12 @@ class Client:
         with file.open("rb") as content:
             headers = {"Content-Type": "application/octet-stream", "Content-Length": str(file.stat().st_size)}
             return self._ask("PUT", path, content, headers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._connection.close()

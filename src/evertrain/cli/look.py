@@ -22,6 +22,7 @@ CONTROLLER_BEGINS_S = 10.0
 """A job that has just been started has no log yet that could answer instead."""
 CONTROLLER_AWAY_S = 30.0
 """Where something is to be done there is no other answer: so long is one that is started again waited for."""
+ASK_S = 2.0
 UPLOAD_S = 60.0
 """So long may it take a controller to read and check the next part of a file that it is sent."""
 POLL_S = 0.1
@@ -63,8 +64,8 @@ def ask(job: KnownJob, *paths: str) -> list[Any] | None:
     deadline = time.monotonic() + (CONTROLLER_RETURNS_S if job.database.exists() else CONTROLLER_BEGINS_S)
     while lives(job):
         try:
-            controller = client.of_run_dir(job.run_dir)
-            return [controller.get(path) for path in paths]
+            with client.of_run_dir(job.run_dir) as controller:
+                return [controller.get(path) for path in paths]
         except client.Unreachable:
             if time.monotonic() > deadline:
                 break
@@ -79,12 +80,9 @@ def tell(job: KnownJob, path: str, wish: Json | Path, vain: str, *, code: bool =
     deadline = time.monotonic() + CONTROLLER_AWAY_S
     while True:
         try:
-            answer: Json
-            if isinstance(wish, Path):
-                answer = client.of_run_dir(job.run_dir, UPLOAD_S, code=code).put(path, wish)
-            else:
-                answer = client.of_run_dir(job.run_dir, code=code).post(path, wish)
-            return answer
+            with client.of_run_dir(job.run_dir, UPLOAD_S if isinstance(wish, Path) else ASK_S, code=code) as controller:
+                answer: Json = controller.put(path, wish) if isinstance(wish, Path) else controller.post(path, wish)
+                return answer
         except client.Refused as refused:
             if refused.status != 503:
                 kind = UsageError if refused.body.get("wrong_usage") else TroubleError
@@ -112,7 +110,8 @@ def lives(job: KnownJob) -> bool:
     if job.boot_id == processes.boot_id():
         return bool(processes.living(job.processes))
     try:
-        client.of_run_dir(job.run_dir).get("/healthz")
+        with client.of_run_dir(job.run_dir) as controller:
+            controller.get("/healthz")
     except client.Unreachable:
         return False
     return True

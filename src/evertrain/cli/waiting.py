@@ -35,7 +35,8 @@ def until(
         lives = look.lives(job)  # asked first: what the last process wrote is read below
         seen: Json | None = None
         try:
-            seen = client.of_run_dir(job.run_dir).get(path)
+            with client.of_run_dir(job.run_dir) as controller:
+                seen = controller.get(path)
             heard = time.monotonic()
         except client.Refused:
             # the controller that was asked died before it had written anything down

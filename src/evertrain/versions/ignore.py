@@ -169,6 +169,11 @@ class Rules:
         return default
 
 
+def is_environment(folder: str | Path) -> bool:
+    """A virtual environment, whatever its name."""
+    return os.path.lexists(os.path.join(folder, "pyvenv.cfg"))
+
+
 def _by_default(name: str, is_folder: bool) -> str:
     if is_folder:
         return "excluded by default" if _folders.match(name) else ""
@@ -202,7 +207,7 @@ def _plainly(path: str, flags: int) -> int:
 
 def _git_folder(git: Path) -> Path:
     """Where the repository's own files are: in a worktree or submodule, .git is a file that says so."""
-    if git.is_dir():
+    if os.path.isdir(git):
         return git
     try:
         named = git.read_text().removeprefix("gitdir:").strip()

@@ -18,7 +18,7 @@ from evertrain.model.config import CodeConfig
 from evertrain.model.spec import Command
 from evertrain.versions import names
 from evertrain.versions.errors import TreeError
-from evertrain.versions.ignore import Rules
+from evertrain.versions.ignore import Rules, is_environment
 
 SCAN_LIMIT_S = 20.0
 ENTRIES_PER_FILE = 10
@@ -93,11 +93,13 @@ def root_of(command: Command, cwd: Path, home: Path) -> Path | None:
 def scan(root: Path, config: CodeConfig, skip: Iterable[Path] = (), limit_s: float = SCAN_LIMIT_S) -> Tree:
     """All code below `root`, without `skip`; refuses what is too large to be code before it has seen all of it."""
     root = Path(os.path.abspath(root))
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise TreeError(f"{names.shown(root)} is not a folder; name the folder of the code with --code DIR")
     walk = _Scan(root, config, {os.path.realpath(path) for path in skip}, limit_s)
     walk.folder("", Rules.of(root, config.exclude))
     folders = {parent for path in (*walk.files, *walk.links) for parent in _folders_of(path)}
+    if len(folders) > config.most_files:
+        raise walk.too_large(f"more than {config.most_files:,} folders")
     return Tree(
         root=root,
         files=tuple(walk.files[path] for path in sorted(walk.files)),
@@ -141,9 +143,9 @@ class _Scan:
         self._entries += 1
         most = ENTRIES_PER_FILE * self._config.most_files
         if self._entries > most:
-            raise self._too_large(f"more than {most:,} files, whether code or not")
+            raise self.too_large(f"more than {most:,} files, whether code or not")
         if self._entries % 64 == 0 and time.monotonic() > self._deadline:
-            raise self._too_large(f"more than can be looked at in {self._limit_s:g} s")
+            raise self.too_large(f"more than can be looked at in {self._limit_s:g} s")
 
     def _entry(self, entry: os.DirEntry[str], folder: str, rules: Rules) -> str | None:
         """Returns its path if it is a folder to go on with."""
@@ -153,7 +155,7 @@ class _Scan:
             reason = rules.excludes(entry.name, is_folder) or names.problem(path)
             if not reason and self._skip and os.path.join(self._real_root, path) in self._skip:
                 reason = "not part of the code"
-            if not reason and is_folder and os.path.lexists(os.path.join(entry.path, "pyvenv.cfg")):
+            if not reason and is_folder and is_environment(entry.path):
                 reason = "a virtual environment"
             if not reason and is_folder:
                 return path
@@ -176,7 +178,7 @@ class _Scan:
         self._bytes += status.st_size
         if self._bytes > self._config.most_bytes:
             largest = max(self.files.values(), key=lambda file: file.bytes)
-            raise self._too_large(
+            raise self.too_large(
                 f"more than {self._config.most_bytes / (1 << 20):,.0f} MiB of what may be code, "
                 f"the largest {names.shown(largest.path)} with {largest.bytes / (1 << 20):,.1f} MiB"
             )
@@ -199,9 +201,9 @@ class _Scan:
 
     def _count_leaf(self) -> None:
         if len(self.files) + len(self.links) > self._config.most_files:
-            raise self._too_large(f"more than {self._config.most_files:,} files that may be code")
+            raise self.too_large(f"more than {self._config.most_files:,} files that may be code")
 
-    def _too_large(self, what: str) -> TreeError:
+    def too_large(self, what: str) -> TreeError:
         return TreeError(
             f"{names.shown(self._root)} holds {what}: name the folder of the code with --code DIR, or what is "
             "none in .gitignore or code.exclude of the config"

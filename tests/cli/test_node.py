@@ -174,7 +174,7 @@ def served(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cont
     def by(*views: Json | type[Exception]) -> Controller:
         controller = Controller(*views)
         monkeypatch.setattr(time, "sleep", controller.slept.append)
-        monkeypatch.setattr(client, "of_run_dir", lambda folder, **_: controller)
+        monkeypatch.setattr(client, "of_run_dir", lambda *_, **__: controller)
         return controller
 
     return by

@@ -116,11 +116,12 @@ def test_what_comes_later_is_said_and_not_waited_for(
         diff=diff(changed=["model.py"], added=["loss.py"], removed=["old.py"], files=3),
     )  # fmt: skip
     served.answers["GET /v1/changes/"] = [(200, pending)]
-    assert said(capsys, "--code", code).splitlines() == [
-        "job job: version 2 comes with the next restart, at the latest 2026-12-01 09:13; the same with --urgent: "
-        "at once",
-        "to version 1: 3 files changed, +12 −4 lines: model.py, loss.py (new), old.py (gone)",
-    ]
+    first, second = said(capsys, "--code", code).splitlines()
+    assert first == (
+        "job job: version 2 comes with the next restart, at the latest 2026-12-01 09:13 "
+        "(the same with --urgent: at once)"
+    )
+    assert second == "to version 1: 3 files changed, +12 −4 lines: model.py, loss.py (new), old.py (gone)"
     assert json.loads(said(capsys, "--code", code, "--json")) == pending
 
 
@@ -278,10 +279,12 @@ def test_without_the_code_token_both_places_for_it_are_named(
 ) -> None:
     (served.run_dir / "code-token").unlink()
     served.answers["PUT /v1/code/"] = [(403, {"error": "not with this token", "token_file": "/far/code-token"})]
-    assert refused(capsys, "--code", code) == (
-        1, "job job is not updated: to change what it runs takes the code token: /far/code-token on the node that "
-        "serves the job, or EVERTRAIN_CODE_TOKEN",
-    )  # fmt: skip
+    exit_code, line = refused(capsys, "--code", code)
+    assert exit_code == 1
+    assert line == (
+        "job job is not updated: to change what it runs takes the code token: /far/code-token on the node that "
+        "serves the job, or EVERTRAIN_CODE_TOKEN"
+    )
     assert served.asked[-1].token == "ordinary"
 
 

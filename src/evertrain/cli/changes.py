@@ -179,7 +179,7 @@ def runs(job: KnownJob, change: Json) -> list[str]:
 
 def pending(job: KnownJob, change: Json) -> list[str]:
     return [
-        f"job {job.job}: version {change['version']} comes {narrate.when(change)}; the same with --urgent: at once",
+        f"job {job.job}: version {change['version']} comes {narrate.when(change)} (the same with --urgent: at once)",
         *_difference(change),
     ]
 

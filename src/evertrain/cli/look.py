@@ -78,9 +78,10 @@ def tell(job: KnownJob, path: str, wish: Json | Path, vain: str, *, code: bool =
     `job NAME VAIN:`. `code`: it changes what the job runs.
     """
     deadline = time.monotonic() + CONTROLLER_AWAY_S
+    timeout_s = UPLOAD_S if isinstance(wish, Path) else ASK_S
     while True:
         try:
-            with client.of_run_dir(job.run_dir, UPLOAD_S if isinstance(wish, Path) else ASK_S, code=code) as controller:
+            with client.of_run_dir(job.run_dir, timeout_s, code=code) as controller:
                 answer: Json = controller.put(path, wish) if isinstance(wish, Path) else controller.post(path, wish)
                 return answer
         except client.Refused as refused:

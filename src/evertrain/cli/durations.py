@@ -22,9 +22,9 @@ def seconds(text: str) -> float | None:
 def of_flag(flag: str, text: str, *, at_once: str) -> float:
     """What was given with a flag; `at_once` is the flag for those who mean no time at all."""
     found = seconds(text)
-    if found is None and text.strip().isdigit() and int(text):
-        raise UsageError(f"{flag} {text}: of what? As 90s, 30m, 24h or 2d")
-    if found is None and not text.strip("0. "):
+    if found is None and text.isascii() and text.isdigit():
+        if int(text):
+            raise UsageError(f"{flag} {text}: of what? As 90s, 30m, 24h or 2d")
         found = 0.0
     if found is None:
         raise UsageError(f"{flag} {text}: not a duration, as 90s, 30m, 24h or 2d")

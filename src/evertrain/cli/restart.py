@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from evertrain.cli import changes, look, narrate, waiting
+from evertrain.cli import changes, code, look, narrate, waiting
 from evertrain.cli.parsing import Parser
 from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
@@ -37,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
         "reason": args.reason,
         "author": changes.author(),
     }
+    if args.code is not None:
+        code.folder(args.code)
     job = look.find(args.job or args.name, args.run_dir)
     if not look.lives(job):
         raise TroubleError(f"job {job.job} does not run; `evertrain run` resumes it")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from evertrain.cli import changes, durations, look
+from evertrain.cli import changes, code, durations, look
 from evertrain.cli.parsing import Parser
 from evertrain.model.errors import TroubleError, UsageError
 
@@ -19,6 +19,7 @@ def main(argv: Sequence[str]) -> int:
     if args.urgent and args.within is not None:
         raise UsageError("--urgent comes at once, --within with the next restart; which of them?")
     within_s = durations.of_flag("--within", args.within, at_once="--urgent") if args.within is not None else None
+    code.folder(args.code)
     job = look.find(args.job or args.name, args.run_dir)
     if not look.lives(job):
         raise TroubleError(f"job {job.job} does not run; `evertrain run` runs your own files as they are then")

@@ -71,7 +71,8 @@ def _manifest(path: Path, digest: str, config: CodeConfig) -> Manifest:
 
 
 def _leaves(manifest: Manifest) -> dict[str, KeptFile | Link]:
-    return {kept.path: kept for kept in (*manifest.files, *manifest.links)}
+    leaves: dict[str, KeptFile | Link] = {file.path: file for file in manifest.files}
+    return leaves | {link.path: link for link in manifest.links}
 
 
 def _is_file(kept: dict[str, KeptFile | Link], path: str) -> bool:

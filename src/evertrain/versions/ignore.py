@@ -13,7 +13,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,27 +82,61 @@ _never, _folders, _secrets, _no_secrets, _data = (
 )
 
 
+class _Pattern(NamedTuple):
+    """One line. The library knows what its wildcards mean; what it applies to is decided as in git: to the file or
+    folder itself, of which the ones above have been asked about before."""
+
+    search: Callable[[str], re.Match[str] | None]
+    excludes: bool
+    folders_only: bool
+    names_only: bool
+    """It has no slash: the folder does not matter."""
+    is_meant: bool
+    """It ends in more than wildcards."""
+
+    @classmethod
+    def of(cls, line: str) -> _Pattern | None:
+        # git drops spaces at the end, unless the last one is escaped
+        line = line if line.endswith("\\ ") else line.rstrip(" ")
+        bare = line.removesuffix("/")
+        if not bare.strip("/") or line.startswith("#"):
+            return None
+        try:
+            (pattern,) = GitIgnoreSpec.from_lines([bare]).patterns
+        except (ValueError, re.error):
+            # git passes over what is no pattern, too
+            return None
+        regex, excludes = getattr(pattern, "regex", None), pattern.include
+        if regex is None or excludes is None:
+            return None
+        return cls(
+            search=regex.search,
+            excludes=excludes,
+            folders_only=bare != line,
+            names_only="/" not in bare,
+            is_meant=bool(bare.rpartition("/")[2].strip("!*?")),
+        )
+
+    def names(self, path: str, is_folder: bool) -> bool:
+        if self.folders_only and not is_folder:
+            return False
+        match = self.search(path.rpartition("/")[2] if self.names_only else path)
+        # this group takes the slash after a folder that the path lies in: then it is that folder which is named
+        return match is not None and not match.groupdict().get("ps_d")
+
+
 class _Patterns:
-    """Of one file."""
+    """Of one file; the last one that names a path counts."""
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self._lines = [line for line in lines if line and not line.startswith("#")]
-        self._spec = self._compiled()
+        self._patterns = [pattern for line in lines if (pattern := _Pattern.of(line))][::-1]
 
-    def says(self, path: str) -> tuple[bool | None, bool]:
-        """Whether the path is excluded, None where no pattern names it; and whether the last one that does means it."""
-        result = self._spec.check_file(path)
-        if result.include is None or result.index is None:
-            return None, False
-        return result.include, bool(self._lines[result.index].rstrip("/ ").rpartition("/")[2].strip("!*?"))
-
-    def _compiled(self) -> GitIgnoreSpec:
-        try:
-            return GitIgnoreSpec.from_lines(self._lines)
-        except ValueError:
-            # git passes over what is not a pattern, such as a lone `!`
-            self._lines = [line for line in self._lines if _is_pattern(line)]
-            return GitIgnoreSpec.from_lines(self._lines)
+    def says(self, path: str, is_folder: bool) -> tuple[bool | None, bool]:
+        """Whether the path is excluded, None where no pattern names it; and whether the one that does means it."""
+        for pattern in self._patterns:
+            if pattern.names(path, is_folder):
+                return pattern.excludes, pattern.is_meant
+        return None, False
 
 
 class _Layer(NamedTuple):
@@ -114,8 +148,8 @@ class _Layer(NamedTuple):
     below: int = 0
     """So many characters of a path lead from the root to its folder."""
 
-    def says(self, path: str) -> tuple[bool | None, bool]:
-        return self.patterns.says(self.above + path[self.below :])
+    def says(self, path: str, is_folder: bool) -> tuple[bool | None, bool]:
+        return self.patterns.says(self.above + path[self.below :], is_folder)
 
 
 class Rules:
@@ -139,7 +173,7 @@ class Rules:
             layers = [_Layer(patterns, _between(folder, root)) for folder, file in files if (patterns := _read(file))]
             # a folder that is ignored as a whole, and yet named as the code
             if any(
-                layer.patterns.says(layer.above[: at + 1])[0]
+                layer.patterns.says(layer.above[:at], True)[0]
                 for layer in layers
                 for at, character in enumerate(layer.above)
                 if character == "/"
@@ -157,13 +191,13 @@ class Rules:
         """Why the file or folder of this name is not code; empty: it is."""
         if _never.match(name):
             return "never captured"
-        path = (f"{self._folder}/{name}" if self._folder else name) + ("/" if is_folder else "")
+        path = f"{self._folder}/{name}" if self._folder else name
         default = _by_default(name, is_folder)
-        said, meant = self._exclude.says(path)
+        said, meant = self._exclude.says(path, is_folder)
         if said is not None and (said or meant or not default):
             return "excluded by the config" if said else ""
         for layer in reversed(self._layers):
-            said, meant = layer.says(path)
+            said, meant = layer.says(path, is_folder)
             if said is not None:
                 return "ignored by git" if said else "" if meant else default
         return default
@@ -180,14 +214,6 @@ def _by_default(name: str, is_folder: bool) -> str:
     if _secrets.match(name) and not _no_secrets.match(name):
         return "may be a secret"
     return "data" if _data.match(name) else ""
-
-
-def _is_pattern(line: str) -> bool:
-    try:
-        GitIgnoreSpec.from_lines([line])
-    except ValueError:
-        return False
-    return True
 
 
 def _read(file: Path) -> _Patterns | None:

@@ -51,7 +51,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 def test_without_a_version_the_controller_chooses(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "--reason", "loss is up") == [
         "job job: version 1 runs: attempt 4 resumed from step 30 in 1.2 s",
-        "to version 2: 1 file changed, +12 −4 lines: model.py",
+        "compared with version 2: 1 file changed, +12 −4 lines: model.py",
         "training goes back to step 30, the newest checkpoint of version 1",
     ]
     wish = served.wish("/v1/changes")

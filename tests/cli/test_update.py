@@ -121,7 +121,7 @@ def test_what_comes_later_is_said_and_not_waited_for(
         "job job: version 2 comes with the next restart, at the latest 2026-12-01 09:13 "
         "(the same with --urgent: at once)"
     )
-    assert second == "to version 1: 3 files changed, +12 −4 lines: model.py, loss.py (new), old.py (gone)"
+    assert second == "compared with version 1: 3 files changed, +12 −4 lines: model.py, loss.py (new), old.py (gone)"
     assert json.loads(said(capsys, "--code", code, "--json")) == pending
 
 
@@ -143,7 +143,7 @@ def test_an_urgent_one_is_waited_for(served: Served, code: Path, capsys: pytest.
     ]
     assert said(capsys, "--code", code, "--urgent").splitlines() == [
         "job job: version 2 runs: attempt 4 resumed from step 120 in 1.2 s",
-        "to version 1: 9 files changed, +12 −4 lines: model.py, …; other arguments; environment: SEED",
+        "compared with version 1: 9 files changed, +12 −4 lines: model.py, …; other arguments; environment: SEED",
     ]
     assert len(served.of("GET", "/v1/changes/")) == 3
     served.answers["GET /v1/changes/"] = [(200, change(resume=None, seconds=None))]

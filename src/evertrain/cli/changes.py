@@ -186,7 +186,7 @@ def pending(job: KnownJob, change: Json) -> list[str]:
 
 def _difference(change: Json) -> list[str]:
     said = difference(change["diff"])
-    return [f"to version {change['parent']}: {said}"] if said and change["parent"] is not None else []
+    return [f"compared with version {change['parent']}: {said}"] if said and change["parent"] is not None else []
 
 
 def difference(diff: Json) -> str:

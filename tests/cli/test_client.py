@@ -78,6 +78,7 @@ def test_which_secret_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return asked[-1]["Authorization"].removeprefix("Bearer ")
 
     assert (secret(code=False), secret(code=True)) == ("ordinary", "ordinary")
+    assert asked[0].keys() == {"Authorization"} and asked[1]["X-Evertrain-Author"] == client.author()
     (tmp_path / "code-token").write_text("for code\n")
     assert (secret(code=False), secret(code=True)) == ("ordinary", "for code")
     monkeypatch.setenv("EVERTRAIN_CODE_TOKEN", "given")

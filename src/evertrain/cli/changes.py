@@ -5,10 +5,7 @@ Whatever is told may be told twice: a controller that dies before it has written
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,7 +45,7 @@ def captured(job: KnownJob, asked: str) -> Iterator[Captured]:
     with tempfile.TemporaryDirectory(prefix="evertrain-") as folder:
         target = Path(folder) / "code.tar.gz"
         try:
-            packed = archive.pack(tree.scan(source, _settings(job), _skipped(job, source)), target)
+            packed = archive.pack(tree.scan(source, _settings(job), (job.run_dir, job.log_root)), target)
         except TreeError as error:
             raise UsageError(str(error)) from error
         yield Captured(packed, target, source)
@@ -62,23 +59,8 @@ def _settings(job: KnownJob) -> CodeConfig:
         return CodeConfig()  # of another version of evertrain
 
 
-def _skipped(job: KnownJob, source: Path) -> list[Path]:
-    """What jobs write is no code."""
-    root = job.run_dir.parent
-    return [job.run_dir, job.log_root, *([] if source.is_relative_to(root) else [root])]
-
-
 def upload(job: KnownJob, found: Captured, vain: str) -> None:
     look.tell(job, f"/v1/code/{found.code.digest}", found.archive, vain, code=True)
-
-
-def author() -> str:
-    """As whoever asks is called on this machine; the token is what counts."""
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # nobody in the user database
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True)

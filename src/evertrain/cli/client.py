@@ -5,9 +5,11 @@ Two secrets: whoever knows the job's token may look, stop and restart; other cod
 
 from __future__ import annotations
 
+import getpass
 import http.client
 import json
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -16,6 +18,8 @@ from urllib.parse import urlsplit
 from evertrain.model.errors import UsageError
 
 CODE_TOKEN = "EVERTRAIN_CODE_TOKEN"
+AUTHOR = "X-Evertrain-Author"
+"""Of a file, which cannot say itself who sends it."""
 JSON = {"Content-Type": "application/json"}
 
 
@@ -45,11 +49,11 @@ class Refused(Unreachable):
 class Client:
     """Not for several threads at once."""
 
-    def __init__(self, url: str, token: str, timeout_s: float = 2.0) -> None:
+    def __init__(self, url: str, token: str, timeout_s: float = 2.0, about: Mapping[str, str] | None = None) -> None:
         self.url = url
         address = urlsplit(url)
         self._connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._headers = {"Authorization": f"Bearer {token}", **(about or {})}
 
     def get(self, path: str) -> Any:
         return self._ask("GET", path, None)
@@ -99,7 +103,16 @@ def of_run_dir(run_dir: Path, timeout_s: float = 2.0, *, code: bool = False) -> 
         token = token or (run_dir / "token").read_text().strip()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Unreachable(f"{run_dir}: {error}") from error
-    return Client(url, token, timeout_s)
+    return Client(url, token, timeout_s, {AUTHOR: author().encode("ascii", "replace").decode()} if code else {})
+
+
+def author() -> str:
+    """As whoever asks is called on this machine; the token is what counts."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # nobody in the user database
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def code_token(run_dir: Path) -> tuple[str, str]:

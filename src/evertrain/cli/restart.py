@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from evertrain.cli import changes, code, look, narrate, waiting
+from evertrain.cli import changes, client, code, look, narrate, waiting
 from evertrain.cli.parsing import Parser
 from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         "digest": "",
         "source": "",
         "reason": args.reason,
-        "author": changes.author(),
+        "author": client.author(),
     }
     if args.code is not None:
         code.folder(args.code)

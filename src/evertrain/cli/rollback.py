@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from evertrain.cli import changes, look
+from evertrain.cli import changes, client, look
 from evertrain.cli.parsing import Parser
 from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         "within_s": None,
         "keep_progress": args.keep_progress,
         "reason": args.reason,
-        "author": changes.author(),
+        "author": client.author(),
     }
     wish = changes.Wish(job, body, "is not rolled back")
     wish.ask()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from evertrain.cli import changes, code, durations, look
+from evertrain.cli import changes, client, code, durations, look
 from evertrain.cli.parsing import Parser
 from evertrain.model.errors import TroubleError, UsageError
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
             "within_s": within_s,
             "keep_progress": True,
             "reason": args.reason,
-            "author": changes.author(),
+            "author": client.author(),
         }
         wish = changes.Wish(job, body, "is not updated", found)
         wish.ask()

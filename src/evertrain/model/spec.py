@@ -138,9 +138,9 @@ class ControllerSpec(msgspec.Struct, frozen=True, kw_only=True):
     began_time: float | None = None
     """When `evertrain run` began: what it did before there was a controller is start-up, too."""
     code_root: str = ""
-    """The folder on this machine that is captured as the job's code; empty: there is none."""
+    """The folder of the job's code that is captured at the start; empty: none is."""
     code_dir: str = ""
-    """Where archives of versions lie."""
+    """Where archives of its versions lie."""
     code_token_file: str = ""
-    """The secret without which nobody may have other code run; empty: nobody may."""
+    """Holds the token that may change the code; empty: nobody may."""
     config: Config = Config()

@@ -54,7 +54,7 @@ def live(spec: dict[str, Any], run_dir: Path) -> int:
     """Until the job is over. FAKE_ORPHAN: with a child that outlives a keeper that is killed."""
     name = f"{'keeper' if 'local_world_size' in spec else 'agent'}-{spec['node']}"
     with (run_dir / "lives.txt").open("a") as out:
-        out.write(f"{name} {os.getpid()} {'EVERTRAIN_TOKEN' in os.environ}\n")
+        out.write(f"{name} {os.getpid()} {bool({'EVERTRAIN_TOKEN', 'EVERTRAIN_CODE_TOKEN'} & set(os.environ))}\n")
     if os.environ.get("FAKE_ORPHAN") and name.startswith("keeper"):
         sleeper = subprocess.Popen(["sleep", "300"], start_new_session=True)
         (run_dir / "orphan.txt").write_text(str(sleeper.pid))
@@ -75,6 +75,8 @@ def serve(spec: dict[str, Any]) -> int:
         sys.exit("this controller is broken")
     listener = socket.socket(fileno=spec["listen_fd"])
     token = Path(spec["token_file"]).read_text()
+    code = f"{spec['code_root']} {spec['code_dir']} {spec['code_token_file']}"
+    (run_dir / "code.txt").write_text(f"{code}\n{Path(spec['code_token_file']).read_text()}")
     stopped = threading.Event()
     ended: dict[str, Any] = {"state": plan["state"], "exit_code": plan["exit_code"], "message": "as planned"}
 

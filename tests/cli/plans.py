@@ -41,6 +41,7 @@ def plan(root: Path, **different: Any) -> Plan:
         "token_file": None,
         "root": root,
         "log_dir": None,
+        "code_root": None,
         "console": Console(),
         "observe_only": False,
         "fresh": False,

@@ -47,6 +47,7 @@ def test_help_comes_at_once(folder: Path, words: tuple[str, ...]) -> None:
         ("status", "--help"),
         ("incidents", "--help"),
         ("standby", "--help"),
+        ("versions", "--help"),
         ("node", "list", "--help"),
     ],
 )
@@ -79,6 +80,9 @@ def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
         (("restart", "--from-step", "3", "--verify", "2"), "not allowed with argument"),
         (("restart", "--env", "A"), "--env A: NAME=VALUE is needed"),
         (("restart", "--env", "RANK=3"), "--env RANK=3: RANK is set for each rank by evertrain"),
+        (("update",), "--code is missing"),
+        (("update", "--code", "none"), "--code none: no such folder"),
+        (("run", "--code", "none", "train.py"), "--code none: no such folder"),
         (("clean", "all"), "unexpected argument 'all'"),
     ],
 )
@@ -121,7 +125,7 @@ def test_a_run_dir_that_cannot_be_written(folder: Path) -> None:
 
 
 def test_commands_that_look_know_no_job(folder: Path) -> None:
-    for command in ("status", "incidents", "restart", "stop"):
+    for command in ("status", "incidents", "restart", "rollback", "versions", "stop"):
         code, said = refused(folder, command)
         assert (code, "there is no job here" in said) == (1, True)
         code, said = refused(folder, command, "--job", "other")

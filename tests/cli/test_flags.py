@@ -29,6 +29,7 @@ OWN = {
     "grace",
     "print_config",
     "token_file",
+    "code",
 }
 
 

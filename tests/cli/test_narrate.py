@@ -161,3 +161,65 @@ def test_the_last_message_is_left_to_the_summary() -> None:
 def test_many_ranks_are_cut_short() -> None:
     many = incident(ranks=list(range(20)), nodes=["node-0", "node-1"])
     assert narrate.where(many) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more on node-0, node-1"
+
+
+def asked_for(**different: Any) -> Json:
+    usual = {
+        "change": "c",
+        "act": "update",
+        "version": 2,
+        "author": "ann",
+        "reason": "fix loss",
+        "urgent": True,
+        "latest": 1.0,
+        "incident": None,
+    }
+    return {**usual, **different}
+
+
+def test_other_code_from_the_wish_to_its_ranks() -> None:
+    calm, waits = Seen(status(version=1, change=None)), Seen(status(version=1, change=asked_for()))
+    runs = Seen(status(attempt=2, resume=40, version=2, change=None))
+    assert narrate.lines(calm, waits) == ["update to version 2 by ann: fix loss; it comes at once"]
+    assert narrate.lines(waits, waits) == []
+    assert narrate.lines(waits, runs) == [
+        "attempt 2 runs, resumed from step 40",
+        "version 2 runs (update by ann: fix loss)",
+    ]
+    assert narrate.lines(runs, runs) == []
+
+
+def test_code_that_waits_says_until_when() -> None:
+    later = asked_for(urgent=False, reason="", author="")
+    said = narrate.lines(Seen(status(version=1)), Seen(status(version=1, change=later)))
+    assert said == [f"update to version 2; it comes with the next restart, at the latest {narrate.day(1.0)}"]
+
+
+def test_a_roll_back_after_an_incident() -> None:
+    undo = asked_for(act="rollback", version=1, author="", reason="", incident=3)
+    before, during = Seen(status(attempt=2, version=2)), Seen(status(attempt=2, version=2, change=undo))
+    assert narrate.lines(before, during) == ["roll-back to version 1 after incident 3; it comes at once"]
+    assert narrate.lines(during, Seen(status(attempt=3, version=1))) == [
+        "attempt 3 runs",
+        "version 1 runs (roll-back after incident 3)",
+    ]
+
+
+def test_what_is_given_up_and_what_takes_its_place() -> None:
+    waits = Seen(status(version=1, change=asked_for()))
+    assert narrate.lines(waits, Seen(status(version=1, change=None))) == [
+        "update to version 2 does not come; see `evertrain versions`"
+    ]
+    other = asked_for(change="d", version=3, reason="")
+    assert narrate.lines(waits, Seen(status(version=1, change=other))) == [
+        "update to version 3 by ann; it comes at once"
+    ]
+
+
+def test_a_change_between_two_looks_and_the_first_capture() -> None:
+    assert narrate.lines(Seen(status(version=1)), Seen(status(attempt=2, version=2))) == [
+        "attempt 2 runs",
+        "version 2 runs",
+    ]
+    assert narrate.lines(Seen(status(version=None)), Seen(status(version=1))) == []
+    assert narrate.lines(None, Seen(status(version=5))) == ["attempt 1 runs"]

@@ -149,6 +149,12 @@ class Controller:
         self.posted: list[str] = []
         self.slept: list[float] = []
 
+    def __enter__(self) -> Controller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
     def post(self, path: str, wish: Json) -> Json:
         self.posted.append(path)
         return {"time": 10.0}
@@ -168,7 +174,7 @@ def served(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cont
     def by(*views: Json | type[Exception]) -> Controller:
         controller = Controller(*views)
         monkeypatch.setattr(time, "sleep", controller.slept.append)
-        monkeypatch.setattr(client, "of_run_dir", lambda folder: controller)
+        monkeypatch.setattr(client, "of_run_dir", lambda *_, **__: controller)
         return controller
 
     return by

@@ -112,6 +112,24 @@ def test_from_start_to_end(start: Start) -> None:
     assert (run.run_dir / "token").stat().st_mode & 0o777 == 0o600
 
 
+def test_the_controller_knows_the_code_and_its_token(start: Start) -> None:
+    run = start()
+    assert run.end()[0] == 0
+    where, token = (run.run_dir / "code.txt").read_text().splitlines()
+    root, folder, file = where.split()
+    assert (root, folder) == (str(run.folder), str(run.run_dir / "code"))
+    assert file == f"{SHARED_MEMORY}/{Path(file).parent.name}/code-token" and run.run_dir.name in file
+    made = run.run_dir / "code-token"
+    assert made.read_text() == token and len(token) == 64 and made.stat().st_mode & 0o777 == 0o600
+    assert token != (run.run_dir / "token").read_text()
+
+
+def test_a_code_token_that_fits_no_header_is_refused(start: Start) -> None:
+    code, out, err = start(EVERTRAIN_CODE_TOKEN="zwölf").end()
+    assert (code, out) == (2, b"")
+    assert err == "evertrain: EVERTRAIN_CODE_TOKEN: a token is one line of printable ASCII characters\n"
+
+
 @pytest.mark.parametrize("name", ["keeper-node-0", "agent-node-0", "controller"])
 def test_whoever_dies_is_started_again(start: Start, name: str) -> None:
     run = start(fake={"after_s": 2.0})
@@ -234,9 +252,10 @@ def test_a_controller_that_cannot_start_is_given_up_with_its_last_words(start: S
 
 
 def test_the_token_of_the_environment_is_used_and_kept_from_the_ranks(start: Start) -> None:
-    run = start(EVERTRAIN_TOKEN="secret")
+    run = start(EVERTRAIN_TOKEN="secret", EVERTRAIN_CODE_TOKEN="more secret")
     assert run.end()[0] == 0
     assert (run.run_dir / "token").read_text() == "secret"
+    assert (run.run_dir / "code-token").read_text() == "more secret"
     assert all(line.endswith("False") for line in (run.run_dir / "lives.txt").read_text().splitlines())
 
 

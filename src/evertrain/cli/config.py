@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import textwrap
 from argparse import Namespace
 from collections.abc import Iterator
@@ -18,15 +17,13 @@ from typing import Any
 
 import msgspec
 
+from evertrain.cli import durations
 from evertrain.cli.parsing import did_you_mean
 from evertrain.model.config import Config
 from evertrain.model.errors import UsageError
 
-UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 RATE = "_per_s"
 """The ending of what is counted a second, and is no duration."""
-_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*")
-
 
 _HEADER = """\
 Settings for `evertrain run --config FILE`. Every line may be left out; what is left out has its default.
@@ -94,10 +91,9 @@ def _cleaned(tree: Any, kind: type[msgspec.Struct], above: str) -> dict[str, Any
 
 
 def _seconds(text: str, key: str) -> float:
-    match = _DURATION.fullmatch(text)
-    if match is None or match[2] not in UNITS_S:
+    if (found := durations.seconds(text)) is None:
         raise UsageError(f"{key}: {text!r} is not a duration, as 25, 25 s or 2 min")
-    return float(match[1]) * UNITS_S[match[2]]
+    return found
 
 
 def _is_duration(key: str) -> bool:
@@ -147,10 +143,10 @@ def _written(name: str, value: Any) -> str:
 
     if _is_duration(name) and isinstance(value, float):
         for unit in ("d", "h", "min", "s"):
-            count = value / UNITS_S[unit]
+            count = value / durations.UNITS_S[unit]
             text = f"{count:g} {unit}"
             fits = unit == "s" or (count >= 1 and count.is_integer())
-            if fits and _DURATION.fullmatch(text) and _seconds(text, name) == value:
+            if fits and durations.seconds(text) == value:
                 return text
     plain: str = yaml.safe_dump(value, default_flow_style=True)
     return plain.removesuffix("...\n").strip()

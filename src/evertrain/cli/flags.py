@@ -68,6 +68,7 @@ def _add_own_flags(parser: Parser) -> None:
         "--print-config", "--print_config", action=InsteadOfRunning,
         help="print all settings with their values and what they mean (with --config: those of the file), and end",
     )  # fmt: skip
+    add("--code", metavar="DIR", help="the job's code, for update and rollback (default: the script's working tree)")
     add("--run-dir", "--run_dir", metavar="DIR", help="where job folders lie (EVERTRAIN_RUN_DIR, default ./.evertrain)")
     add("--observe-only", "--observe_only", action="store_true", help="decide and report, perform nothing")
     add("--inject", action="append", default=[], metavar="FAULT", help="a drill, as kill:rank=2@step=20; repeatable")

@@ -87,7 +87,7 @@ def _facts(incident: dict[str, Any]) -> list[tuple[str, str]]:
     step = incident["step"]
     seconds = {name: value for name, value in incident["seconds"].items() if value is not None}
     phases = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items())
-    action = incident["action"].replace("_", " ")
+    action = narrate.action(incident)
     return [
         ("when", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident["time"]))),
         ("attempt", str(incident["attempt"]) + ("" if step is None else f", step {step}")),

@@ -54,18 +54,28 @@ def check_master_port(port: int | None) -> None:
 def token(plan: Plan, environ: Mapping[str, str]) -> str | None:
     """The secret that the user has given, if any."""
     if plan.token_file is None:
-        where, secret = "EVERTRAIN_TOKEN", environ.get("EVERTRAIN_TOKEN", "").strip()
-        if not secret:
-            return None
-    else:
-        where = f"--token-file {plan.token_file}"
-        try:
-            secret = plan.token_file.read_text(errors="replace").strip()
-        except OSError as error:
-            raise UsageError(f"{where}: {error.strerror}") from error
-        if not secret:
-            raise UsageError(f"{where} is empty")
-    # it travels in a header
+        return _token_of("EVERTRAIN_TOKEN", environ)
+    where = f"--token-file {plan.token_file}"
+    try:
+        secret = plan.token_file.read_text(errors="replace").strip()
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}") from error
+    if not secret:
+        raise UsageError(f"{where} is empty")
+    return _fit_for_a_header(secret, where)
+
+
+def code_token(environ: Mapping[str, str]) -> str | None:
+    """The same of the one without which nobody may have other code run."""
+    return _token_of("EVERTRAIN_CODE_TOKEN", environ)
+
+
+def _token_of(variable: str, environ: Mapping[str, str]) -> str | None:
+    secret = environ.get(variable, "").strip()
+    return _fit_for_a_header(secret, variable) if secret else None
+
+
+def _fit_for_a_header(secret: str, where: str) -> str:
     if not secret.isascii() or not secret.isprintable():
         raise UsageError(f"{where}: a token is one line of printable ASCII characters")
     return secret
@@ -83,6 +93,7 @@ def keeper(plan: Plan, here: Places, node: str, environ: Mapping[str, str], owne
         command=plan.command,
         preload=plan.preload,
         local_world_size=plan.nproc,
+        code_root=_code_root(plan),
         owner_fd=owner,
         grace_s=plan.config.grace_s,
         orphan_limit_s=ORPHAN_LIMIT_S,
@@ -135,6 +146,9 @@ def controller(
         faults=plan.faults,
         owner_fd=owner,
         began_time=time.time() - (time.monotonic() - began),
+        code_root=_code_root(plan),
+        code_dir=str(here.code_dir),
+        code_token_file=str(here.own_code_token),
         config=plan.config,
     )
     file = here.run_folder / "controller.json"
@@ -168,6 +182,8 @@ def agent(
         owner_fd=owner,
         grace_s=plan.config.grace_s,
         python=plan.python,
+        code_root=_code_root(plan),
+        code_dir=str(here.code_dir),
     )
     file = here.node_dir(node) / "agent.json"
     return Role(
@@ -179,6 +195,10 @@ def agent(
         environ={**environ, **plan.devices.get(node, {})},
         descriptors=_passed(owner),
     )
+
+
+def _code_root(plan: Plan) -> str:
+    return str(plan.code_root) if plan.code_root is not None else ""
 
 
 def url_of(listener: socket.socket) -> str:

@@ -22,6 +22,9 @@ CONTROLLER_BEGINS_S = 10.0
 """A job that has just been started has no log yet that could answer instead."""
 CONTROLLER_AWAY_S = 30.0
 """Where something is to be done there is no other answer: so long is one that is started again waited for."""
+ASK_S = 2.0
+UPLOAD_S = 60.0
+"""So long may it take a controller to read and check the next part of a file that it is sent."""
 POLL_S = 0.1
 
 Json = dict[str, Any]
@@ -61,8 +64,8 @@ def ask(job: KnownJob, *paths: str) -> list[Any] | None:
     deadline = time.monotonic() + (CONTROLLER_RETURNS_S if job.database.exists() else CONTROLLER_BEGINS_S)
     while lives(job):
         try:
-            controller = client.of_run_dir(job.run_dir)
-            return [controller.get(path) for path in paths]
+            with client.of_run_dir(job.run_dir) as controller:
+                return [controller.get(path) for path in paths]
         except client.Unreachable:
             if time.monotonic() > deadline:
                 break
@@ -70,18 +73,21 @@ def ask(job: KnownJob, *paths: str) -> list[Any] | None:
     return None
 
 
-def tell(job: KnownJob, path: str, wish: Json, vain: str) -> Json:
-    """Have the controller take a wish that may be told it twice; raises with the reason, after `job NAME VAIN:`."""
+def tell(job: KnownJob, path: str, wish: Json | Path, vain: str, *, code: bool = False) -> Json:
+    """Have the controller take a wish, or a file, that may be told it twice; raises with the reason, after
+    `job NAME VAIN:`. `code`: it changes what the job runs.
+    """
     deadline = time.monotonic() + CONTROLLER_AWAY_S
+    timeout_s = UPLOAD_S if isinstance(wish, Path) else ASK_S
     while True:
         try:
-            answer: Json = client.of_run_dir(job.run_dir).post(path, wish)
-            return answer
+            with client.of_run_dir(job.run_dir, timeout_s, code=code) as controller:
+                answer: Json = controller.put(path, wish) if isinstance(wish, Path) else controller.post(path, wish)
+                return answer
         except client.Refused as refused:
             if refused.status != 503:
                 kind = UsageError if refused.body.get("wrong_usage") else TroubleError
-                reason = refused.body.get("error", str(refused))
-                raise kind(f"job {job.job} {vain}: {reason}") from refused
+                raise kind(f"job {job.job} {vain}: {_reason(job, refused, code)}") from refused
             trouble = str(refused.body.get("error"))
         except client.Unreachable:
             trouble = "its controller does not answer"
@@ -92,12 +98,21 @@ def tell(job: KnownJob, path: str, wish: Json, vain: str) -> Json:
         time.sleep(POLL_S)
 
 
+def _reason(job: KnownJob, refused: client.Refused, code: bool) -> str:
+    if refused.status == 401 and code:
+        where = client.code_token(job.run_dir)[1]
+        if where:
+            return f"the code token of {where} is not the job's"
+    return refused.reason
+
+
 def lives(job: KnownJob) -> bool:
     """Whether any process of the job still runs; where it is served by another machine, whether that one answers."""
     if job.boot_id == processes.boot_id():
         return bool(processes.living(job.processes))
     try:
-        client.of_run_dir(job.run_dir).get("/healthz")
+        with client.of_run_dir(job.run_dir) as controller:
+            controller.get("/healthz")
     except client.Unreachable:
         return False
     return True

@@ -98,6 +98,8 @@ def _prepare(plan: Plan, here: Places, seat: Seat) -> None:
         old.unlink(missing_ok=True)
     if not _is_shared(here):
         (here.run_dir / "result.json").unlink(missing_ok=True)
+        # of a run of this job that this machine has served
+        here.code_token.unlink(missing_ok=True)
         serve.set_aside_old_logs(here.log_root, here.run_id, seat.next_attempt)
         places.write_private(here.token, seat.token.encode())
         places.write_job(here, plan, plan.machines.url)

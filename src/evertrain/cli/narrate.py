@@ -6,6 +6,7 @@ Pure: two looks at the job in, lines out.
 from __future__ import annotations
 
 import shlex
+import time
 from itertools import zip_longest
 from typing import Any
 
@@ -21,8 +22,9 @@ def lines(before: Seen | None, now: Seen) -> list[str]:
     said: list[str] = []
     said += _start_mode(was, status)
     said += _restart(was, status)
+    said += _change(was, status)
     said += _nodes(was, status)
-    told = [*_attempt(was, status), *_opened(before, now), *_closed(before, now)]
+    told = [*_attempt(was, status), *_version(was, status), *_opened(before, now), *_closed(before, now)]
     said += [line for _, line in sorted(told, key=lambda one: one[0])]
     if status.get("message") and status["message"] != was.get("message") and status["state"] not in FINAL:
         said.append(status["message"])
@@ -48,6 +50,57 @@ def _attempt(was: Json, status: Json) -> list[_Told]:
     resume = status.get("resume")
     where = f", resumed from step {resume}" if resume is not None else ""
     return [((status["attempt"], 0, 0), f"attempt {status['attempt']} runs{where}")]
+
+
+def _change(was: Json, status: Json) -> list[str]:
+    """Other code that somebody has asked for, or that is not to come any more."""
+    before, now = was.get("change"), status.get("change")
+    if now is not None and (before is None or before["change"] != now["change"]):
+        return [change(now)]
+    is_gone = before is not None and now is None and status.get("version") == was.get("version")
+    return [f"{_named(before)} does not come; see `evertrain versions`"] if before is not None and is_gone else []
+
+
+def _version(was: Json, status: Json) -> list[_Told]:
+    """What ranks run from now on. What was captured when the job began is no news."""
+    version, old, asked = status.get("version"), was.get("version"), was.get("change")
+    if version is None or old is None or version == old:
+        return []
+    why = f" ({_asked_for(asked)})" if asked is not None and asked["version"] == version else ""
+    return [((status["attempt"], 0, 1), f"version {version} runs{why}")]
+
+
+def change(asked: Json) -> str:
+    """`update to version 2 by ann: fix loss; it comes with the next restart, at the latest 2026-12-01 09:13`."""
+    reason = f": {asked['reason']}" if asked["reason"] else ""
+    return f"{_named(asked)}{_by(asked)}{reason}; it comes {when(asked)}"
+
+
+def _named(asked: Json) -> str:
+    act = "roll-back" if asked["act"] == "rollback" else asked["act"]
+    return f"{act} to version {asked['version']}"
+
+
+def _asked_for(asked: Json) -> str:
+    """`update by ann: fix loss`."""
+    act = "roll-back" if asked["act"] == "rollback" else asked["act"]
+    return f"{act}{_by(asked)}{': ' + asked['reason'] if asked['reason'] else ''}"
+
+
+def _by(asked: Json) -> str:
+    if asked["incident"] is not None:
+        return f" after incident {asked['incident']}"
+    return f" by {asked['author']}" if asked["author"] else ""
+
+
+def when(asked: Json) -> str:
+    if asked["urgent"]:
+        return "at once"
+    return f"with the next restart, at the latest {day(asked['latest'])}"
+
+
+def day(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
 
 
 def _restart(was: Json, status: Json) -> list[str]:
@@ -134,7 +187,16 @@ def opened(incident: Json) -> str:
 def decided(incident: Json) -> str:
     """What is done about it, and why."""
     because = f": {incident['because']}" if incident.get("because") else ""
-    return f"incident {incident['id']}: {incident['action'].replace('_', ' ')}{because}"
+    return f"incident {incident['id']}: {action(incident)}{because}"
+
+
+def action(incident: Json) -> str:
+    """`evict`, `roll back from version 2 to 1`."""
+    name = str(incident["action"]).replace("_", " ")
+    old, new = incident.get("from_version"), incident.get("to_version")
+    if incident["action"] not in ("roll_back", "hot_update") or new is None:
+        return name
+    return f"{name} to version {new}" if old is None else f"{name} from version {old} to {new}"
 
 
 def closed(incident: Json) -> str:

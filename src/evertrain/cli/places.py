@@ -1,6 +1,6 @@
 """Where does a job keep its things?
 
-    run dir         <root>/<job>/                            logs, checkpoints on disk, token, result: may be on NFS
+    run dir         <root>/<job>/                            logs, checkpoints, code, tokens, result: may be on NFS
     node-local dir  the run dir, or /var/tmp/evertrain-<uid>/… where that is on a network file system: lock, database
     run folder      /dev/shm/evertrain-<uid>/<run_id>/       one folder a node: socket, pages, checkpoint slots
 
@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from evertrain.cli import mounts, processes
 from evertrain.cli.memory import SHARED_MEMORY
@@ -62,6 +64,20 @@ class Places:
     def own_token(self) -> Path:
         """The same for the job's own processes, which may be started again when the run dir is gone."""
         return self.run_folder / "token"
+
+    @property
+    def code_token(self) -> Path:
+        """The secret without which nobody may have other code run; where the job is served."""
+        return self.run_dir / "code-token"
+
+    @property
+    def own_code_token(self) -> Path:
+        return self.run_folder / "code-token"
+
+    @property
+    def code_dir(self) -> Path:
+        """Versions of the code: archives, and what is unpacked from them."""
+        return self.run_dir / "code"
 
     @property
     def own_result(self) -> Path:
@@ -180,6 +196,7 @@ def write_job(places: Places, plan: Plan, url: str) -> None:
             "url": url,
             "detached": plan.detach,
             "grace_s": plan.config.grace_s,
+            "code": msgspec.to_builtins(plan.config.code),
             "started_time": time.time(),
         },
     )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evertrain.cli import config, console, identity, machines, mesh, sizes, torch_version
+from evertrain.cli import code, config, console, identity, machines, mesh, sizes, torch_version
 from evertrain.cli.flags import WITHOUT_EFFECT, was_given
 from evertrain.cli.machines import Machines
 from evertrain.model.config import Config
@@ -56,6 +56,8 @@ class Plan:
     root: Path
     """Where job folders lie."""
     log_dir: Path | None
+    code_root: Path | None
+    """The folder that holds the job's code on this machine; None: there is none that could be captured."""
     console: console.Console
     observe_only: bool
     fresh: bool
@@ -86,6 +88,7 @@ def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
     devices = machines.split_devices(here, sizes.count_gpus(environ), environ)
     world_size = nodes.active * nproc
     master_addr, master_port, listen_port = _addresses(args, several)
+    code_root = code.root(args.code, command, Path.cwd())
     return Plan(
         job=identity.checked(args.rdzv_id) if args.rdzv_id is not None else identity.default(command),
         named=args.rdzv_id is not None,
@@ -111,12 +114,13 @@ def from_flags(args: Namespace, environ: Mapping[str, str]) -> Plan:
         token_file=Path(args.token_file) if args.token_file else None,
         root=Path(args.run_dir or environ.get("EVERTRAIN_RUN_DIR") or ".evertrain").absolute(),
         log_dir=Path(args.log_dir).absolute() if args.log_dir and args.log_dir != os.devnull else None,
+        code_root=code_root,
         console=console.from_flags(args, environ),
         observe_only=args.observe_only,
         fresh=args.fresh,
         detach=args.detach,
         config=settings,
-        notes=_notes(args, python),
+        notes=(*_notes(args, python), *code.notes(args.code, command, code_root)),
     )
 
 

@@ -27,6 +27,7 @@ class KnownJob:
     run_dir: Path
     database: Path
     lock: Path
+    log_root: Path
     run_folder: Path
     processes: Path
     boot_id: str
@@ -36,6 +37,8 @@ class KnownJob:
     detached: bool
     grace_s: float
     started_time: float
+    code: Mapping[str, Any]
+    """How its code is captured, as `CodeConfig` has it."""
 
 
 def folder(environ: Mapping[str, str]) -> Path | None:
@@ -102,6 +105,7 @@ def _described(run_dir: Path) -> KnownJob | None:
             run_dir=run_dir.absolute(),
             database=Path(record["database"]),
             lock=Path(record["lock"]),
+            log_root=Path(record["log_root"]),
             run_folder=Path(record["run_folder"]),
             processes=Path(record["processes"]),
             boot_id=record["boot_id"],
@@ -109,6 +113,7 @@ def _described(run_dir: Path) -> KnownJob | None:
             detached=record["detached"],
             grace_s=record["grace_s"],
             started_time=record["started_time"],
+            code=record.get("code", {}),
         )
     except KeyError:
         return None

@@ -9,14 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
-from evertrain.cli import client, look, narrate
+from evertrain.cli import changes, client, code, look, narrate, waiting
 from evertrain.cli.parsing import Parser
 from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
+
+VAIN = "is not restarted"
 
 Json = dict[str, Any]
 
@@ -29,13 +32,22 @@ def main(argv: Sequence[str]) -> int:
         "verify": args.verify,
         "args": args.args,
         "env": _environment(args.env),
+        "digest": "",
+        "source": "",
+        "reason": args.reason,
+        "author": client.author(),
     }
+    if args.code is not None:
+        code.folder(args.code)
     job = look.find(args.job or args.name, args.run_dir)
     if not look.lives(job):
         raise TroubleError(f"job {job.job} does not run; `evertrain run` resumes it")
-    _ask(job, wish)
-    done = _wait(job, wish)
-    print(json.dumps(done) if args.json else "\n".join(_lines(job, done)))
+    with changes.captured(job, args.code) if args.code is not None else nullcontext() as found:
+        if found is not None:
+            wish |= {"digest": found.code.digest, "source": str(found.source)}
+        _ask(job, wish, found)
+        done = _wait(job, wish, found)
+    print(json.dumps(done) if args.json else "\n".join(_lines(job, done, found)))
     return 0 if done["verify"] is None or _is_same(done["verified"]) else 1
 
 
@@ -51,6 +63,8 @@ def _parser() -> Parser:
         "--env", action="append", default=[], metavar="K=V",
         help="add to the environment of the ranks, until the job is run again by its command line (repeatable)",
     )  # fmt: skip
+    parser.add_argument("--code", metavar="DIR", help="with the code that this folder holds, as `evertrain update`")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="what it is for; `evertrain versions` shows it")
     parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
     parser.add_argument(
         "--args", nargs=argparse.REMAINDER, metavar="…",
@@ -73,49 +87,47 @@ def _environment(given: Sequence[str]) -> dict[str, str]:
     return added
 
 
-def _ask(job: KnownJob, wish: Json) -> None:
-    look.tell(job, "/v1/restart", wish, "is not restarted")
+def _ask(job: KnownJob, wish: Json, found: changes.Captured | None) -> None:
+    if found is not None:
+        changes.upload(job, found, VAIN)
+    look.tell(job, "/v1/restart", wish, VAIN, code=_is_change(wish))
 
 
-def _wait(job: KnownJob, wish: Json) -> Json:
-    """Until training is back, and what was to be verified is."""
-    heard = time.monotonic()
-    while True:
-        lives = look.lives(job)  # asked first: what the last process wrote is read below
-        seen: Json | None = None
-        try:
-            seen = client.of_run_dir(job.run_dir).get(f"/v1/restart/{wish['restart']}")
-            heard = time.monotonic()
-        except client.Refused:
-            # the controller that was asked died before it had written anything down
-            _ask(job, wish)
-        except client.Unreachable:
-            if not lives:
-                seen = _from_log(job, wish["restart"])
-        if seen is not None and seen["back"] and (seen["verify"] is None or seen["verified"] is not None):
-            return seen
-        if not lives or (seen is not None and seen["ended"] is not None):
-            why = seen["ended"] if seen is not None and seen["ended"] is not None else "nothing of it lives any more"
-            raise TroubleError(f"job {job.job} ended before the restart was done: {why}")
-        if time.monotonic() - heard > look.CONTROLLER_AWAY_S:
-            raise TroubleError(
-                f"job {job.job}: its controller has not answered for {look.CONTROLLER_AWAY_S:.0f} s; "
-                "the restart may go on without this command, see `evertrain status`"
-            )
-        time.sleep(look.POLL_S)
+def _is_change(wish: Json) -> bool:
+    """Whether ranks will run something else than now."""
+    return bool(wish["digest"] or wish["env"]) or wish["args"] is not None
 
 
-def _from_log(job: KnownJob, name: str) -> Json | None:
+def _wait(job: KnownJob, wish: Json, found: changes.Captured | None) -> Json:
+    """Until training is back, and what was to be verified is; raises where it has gone back to what ran before."""
+    name = str(wish["restart"])
+
+    def over(seen: Json) -> bool:
+        if _is_change(wish) and (change := changes.seen(job, name)) is not None and change["outcome"] in changes.FAILED:
+            raise TroubleError(changes.failure(job, change, VAIN))
+        return bool(seen["back"] and (seen["verify"] is None or seen["verified"] is not None))
+
+    return waiting.until(
+        job,
+        f"/v1/restart/{name}",
+        over=over,
+        again=lambda: _ask(job, wish, found),
+        from_log=lambda database: _from_log(database, name),
+        what="restart",
+    )
+
+
+def _from_log(database: Path, name: str) -> Json | None:
     from evertrain.controller import views
 
-    return look.read(job, lambda database: views.restart_of(database, name))
+    return views.restart_of(database, name)
 
 
 def _is_same(verified: Json) -> bool:
     return not verified["problem"] and verified["difference"] is None
 
 
-def _lines(job: KnownJob, done: Json) -> list[str]:
+def _lines(job: KnownJob, done: Json, found: changes.Captured | None) -> list[str]:
     attempt, resume, asked = done["attempt"], done["resume"], done["from_step"]
     how = f"attempt {attempt} began anew" if resume is None else f"attempt {attempt} resumed from step {resume}"
     took = f" in {done['seconds']:.1f} s" if done["seconds"] is not None else "; its steps cannot be seen yet"
@@ -123,8 +135,11 @@ def _lines(job: KnownJob, done: Json) -> list[str]:
     if asked is not None and resume != asked:
         below = "the newest common one below it" if resume is not None and resume < asked else "the oldest there was"
         lines.append(f"step {asked} was overwritten before the ranks had ended; step {resume} is {below}")
-    if done["args"] is not None or done["env"]:
-        lines.append("arguments and environment stay as they are now until the job is run again by its command line")
+    stay = "arguments and environment stay as they are now until the job is run again by its command line"
+    if found is not None:
+        lines.append(f"code, {stay}: then your own files run in place")
+    elif done["args"] is not None or done["env"]:
+        lines.append(stay)
     if done["verified"] is not None:
         lines.append(narrate.verified(done["verified"]))
     return lines

@@ -106,9 +106,12 @@ def _prepare(plan: Plan, here: Places, url: str) -> str:
         old.unlink(missing_ok=True)
     token = launch.token(plan, os.environ) or os.urandom(32).hex()
     places.write_private(here.token, token.encode())
+    code_token = launch.code_token(os.environ) or os.urandom(32).hex()
+    places.write_private(here.code_token, code_token.encode())
     places.write_job(here, plan, url)
     places.make_run_folder(here, plan.nodes.names)
     places.write_private(here.own_token, token.encode())
+    places.write_private(here.own_code_token, code_token.encode())
     registry.remember(here.job, here.run_dir, here.run_id, time.time(), os.environ)
     return token
 
@@ -129,7 +132,9 @@ def owner_pipe(plan: Plan) -> int | None:
 
 
 def own_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "EVERTRAIN_TOKEN"}
+    """What processes of the job and ranks get: not the secrets."""
+    secrets = ("EVERTRAIN_TOKEN", "EVERTRAIN_CODE_TOKEN")
+    return {name: value for name, value in os.environ.items() if name not in secrets}
 
 
 def assemble(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from evertrain.cli import look
+from evertrain.cli import look, narrate
 
 RANKS_SHOWN = 32
 
@@ -33,6 +33,8 @@ def _show(seen: look.Look) -> None:
     out.print(f", {_message(status)}" if status.get("message") else "")
     out.print(_progress(status))
     out.print(_start(status))
+    for line in _code(status):
+        out.print(line)
     nodes = tables.coloured("")
     for node in status["nodes"]:
         nodes.append(f"  {node['id']} ").append_text(tables.coloured(node["state"]))
@@ -59,6 +61,15 @@ def _progress(status: dict[str, Any]) -> str:
     risk = status["steps_at_risk"]
     at_risk = "" if risk is None else f", {risk} steps at risk if a node is lost"
     return f"{step(status)}, attempt {status['attempt']}, ETTR {share(status['ettr'])}{at_risk}"
+
+
+def _code(status: dict[str, Any]) -> list[str]:
+    """What ranks run and what comes next; nothing where nobody has ever changed it."""
+    version, pending = status.get("version"), status.get("change")
+    if version in (None, 1) and pending is None:
+        return []
+    runs = f"version {version} of the code runs" if version is not None else "the code as it was at the start runs"
+    return [runs, *([f"pending: {narrate.change(pending)}"] if pending is not None else [])]
 
 
 def _start(status: dict[str, Any]) -> str:

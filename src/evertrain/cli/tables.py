@@ -61,7 +61,7 @@ def incidents(rows: Sequence[Json]) -> Table:
             str(row["attempt"]),
             narrate.where(row),
             row["cause"],
-            row["action"].replace("_", " "),
+            narrate.action(row),
             "-" if row["step"] is None else str(row["step"]),
             *(_seconds(value) for value in seconds),
             total,

@@ -124,28 +124,54 @@ def test_at_once_with_the_next_failure_and_back(start_job: StartJob) -> None:
     assert set(job.report()["run"]["by_category"]) >= {"code_change"}
 
 
+STEP = '        hold("step", step)\n'
+"""Of train.py: where each step begins."""
+
+
+def until(name: str) -> tuple[str, str]:
+    """From step 7 on the ranks wait for this file."""
+    lines = (
+        '        with evertrain.phase("pause"):',
+        f"            while step > 6 and not Path({name!r}).exists():",
+        "                time.sleep(0.02)",
+    )
+    return STEP, "".join(f"{line}\n" for line in lines) + STEP
+
+
+def waiting(start_job: StartJob, name: str, **options: Any) -> jobs.Job:
+    """A training that has saved six steps, and goes on when the file is there; its code has been captured."""
+    first: jobs.Job = start_job("train.py", nproc=1, flags=["--help"])  # for its folder
+    first.wait()
+    code = tree(first.folder / "code", "train.py", until(name))
+    job: jobs.Job = start_job(code / "train.py", **options)
+    job.wait_for_step(6, within_s=60)
+    captured(job)
+    return job
+
+
 def test_an_update_that_breaks_model_and_state_is_rolled_back_to_the_same_bits(
     start_job: StartJob, undisturbed: str
 ) -> None:
-    job = _train(start_job)
+    job = waiting(start_job, "has-failed", nproc=RANKS)
     broken = tree(
         job.folder / "broken",
         "train.py",
         ("nn.Linear(192, 192), nn.Tanh()", "nn.Linear(192, 192), nn.ReLU(), nn.LayerNorm(192)"),
         ('{"model": net, "optimizer": optimizer, "held": held, "own": own}', '{"weights": net, "adam": optimizer}'),
         ("    done = checkpointer.load() or 0\n", _LOAD),
-        ('        hold("step", step)\n', _FAIL),
+        (STEP, _FAIL),
         ("    if not bool((own == RANK + done).all()):", "    if False:"),
     )
     done = update(job, broken, "--urgent")
     assert done.returncode in (0, 1), done.stderr
     assert job.wait() == 0
     assert digest(job.folder) == undisturbed
-    assert (job.folder / "broken-trained").exists(), "it had trained and saved in its own layout"
+    assert (job.folder / "has-failed").exists(), "it had trained and saved in its own layout"
     incidents = job.incidents()
     assert incidents[-1]["action"] == "roll_back" and incidents[-1]["cause"] == "exception TypeError"
     assert (incidents[-1]["from_version"], incidents[-1]["to_version"]) == (2, 1)
     assert versions(job)[2]["outcome"] == "rolled_back"
+    assert training.steps_done(job.folder, 0).count(9) >= 2, "what it had done was done again"
 
 
 _LOAD = """\
@@ -155,20 +181,10 @@ _LOAD = """\
         done = evertrain.init().resume_step
 """
 _FAIL = """\
-        if step == options.steps - 2:
-            Path("broken-trained").touch()
+        if step == 11:
+            Path("has-failed").touch()
             raise TypeError("unsupported operand")
 """
-
-
-def _train(start_job: StartJob) -> jobs.Job:
-    first: jobs.Job = start_job("train.py", nproc=RANKS, flags=["--help"])
-    first.wait()
-    tree(first.folder / "code", "train.py")
-    job: jobs.Job = start_job(first.folder / "code" / "train.py", nproc=RANKS, args=["--sleep", "0.4"])
-    job.wait_for_step(2, within_s=60)
-    captured(job)
-    return job
 
 
 def test_an_error_without_an_update_ends_the_job_with_its_traceback(start_job: StartJob) -> None:
@@ -220,16 +236,11 @@ def test_other_ways_to_start(start_job: StartJob, mode: str) -> None:
 
 @pytest.mark.matrix
 def test_several_nodes_switch_at_once(start_job: StartJob, in_peace: InPeace) -> None:
-    folder = in_peace("train.py", nproc=2, flags=["--local-nodes", "2"])
-    first: jobs.Job = start_job("train.py", nproc=2, flags=["--help"])
-    first.wait()
-    code = tree(first.folder / "code", "train.py")
-    job = start_job(code / "train.py", nproc=2, flags=["--local-nodes", "2"], args=["--sleep", "0.4"])
-    job.wait_for_step(2, within_s=60)
-    captured(job)
-    new = tree(first.folder / "new", "train.py", ('hold("start")\n', 'hold("start")\nVERSION = 2\n'))
+    flags = ["--local-nodes", "2"]
+    undisturbed = in_peace("train.py", nproc=2, flags=flags)
+    job = waiting(start_job, "go-on", nproc=2, flags=flags)
+    new = tree(job.folder / "new", "train.py", ('hold("start")\n', 'hold("start")\nVERSION = 2\n'))
     assert update(job, new, "--urgent").returncode == 0
-    job.kill("agent-node-1")
     assert job.wait() == 0
-    assert training.digest(job.folder) == training.digest(folder)
+    assert digest(job.folder) == digest(undisturbed)
     assert versions(job)[2]["attempts"] == [2]

@@ -64,7 +64,7 @@ def audit_of(database: Path) -> list[Json]:
 def _version(state: JobState, version: Version) -> Json:
     ran = [attempt for attempt, number in state.ran.items() if number == version.number]
     led_here = [one for one in state.changes.values() if one.asked.version == version.number]
-    newest = led_here[-1] if led_here else None
+    made, newest = (led_here[0], led_here[-1]) if led_here else (None, None)
     steps = [step for attempt in ran for step in _steps(state, attempt)]
     proven = state.proven.get(version.number)
     is_live = state.ended is None and state.run is not None
@@ -86,9 +86,9 @@ def _version(state: JobState, version: Version) -> Json:
         "attempts": ran,
         "first_step": min(steps, default=None),
         "last_step": max(steps, default=None),
-        "time": newest.asked.time if newest is not None else None,
-        "author": newest.asked.author if newest is not None else "",
-        "reason": newest.asked.reason if newest is not None else "",
+        "time": made.asked.time if made is not None else None,
+        "author": made.asked.author if made is not None else "",
+        "reason": made.asked.reason if made is not None else "",
         "outcome": _outcome(state, newest) if newest is not None else "",
         "changes": [one.asked.change for one in led_here],
     }
@@ -158,7 +158,9 @@ def _outcome(state: JobState, found: Change) -> str:
     if found.dropped is not None:
         return "dropped"
     if found.attempt is None:
-        return "pending" if changes.pending(state) is found and state.ended is None else "superseded"
+        if changes.pending(state) is not found:
+            return "superseded"
+        return "pending" if state.ended is None else "dropped"
     if _undone_by(state, found) is not None:
         return "rolled_back"
     return "proven" if asked.version in state.proven else "applied"
@@ -175,6 +177,8 @@ def _undone_by(state: JobState, found: Change) -> Change | None:
 def _because(state: JobState, found: Change) -> str:
     if found.dropped is not None:
         return found.dropped.because
+    if found.attempt is None and state.ended is not None and changes.pending(state) is found:
+        return f"the job ended before: {state.ended.message}"
     undone = _undone_by(state, found)
     if undone is not None:
         return f"{undone.asked.reason}; version {undone.asked.version} runs again"

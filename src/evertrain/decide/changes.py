@@ -295,8 +295,7 @@ def proven(
     if version is None or version in state.proven or attempt.resumed is None:
         return []
     limits = config.code
-    first = next(one for one in state.attempts if state.ran.get(one.number) == version)
-    done = relative if step is None else step - (first.started.resume or 0)
+    done = relative if step is None else step - (attempt.started.resume or 0) + _done_before(state, attempt, version)
     ran_s = now - attempt.resumed.resumed_time
     if done >= limits.proven_steps:
         because = f"{counted(done, 'step')} done with it"
@@ -305,6 +304,20 @@ def proven(
     else:
         return []
     return [r.VersionProven(time=now, version=version, because=because)]
+
+
+def _done_before(state: JobState, attempt: Attempt, version: int) -> int:
+    """Steps that earlier attempts have done with a version, and that count: what was gone back behind does not."""
+    done, behind = 0, attempt.started.resume or 0
+    for one in reversed(state.attempts):
+        if one.number >= attempt.number:
+            continue
+        reached = one.ended.step if one.ended is not None and one.ended.step is not None else 0
+        began = one.started.resume or 0
+        if state.ran.get(one.number) == version:
+            done += max(0, min(reached, behind) - began)
+        behind = min(behind, began)
+    return done
 
 
 def pinned(state: JobState) -> Save | None:

@@ -101,7 +101,7 @@ _names = st.text(
 ).filter(lambda name: name not in (".", "..") and len(name.encode()) <= 255)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(
         st.lists(_names, min_size=1, max_size=3).map("/".join),

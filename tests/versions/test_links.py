@@ -49,8 +49,8 @@ def test_data_and_secrets_and_what_leads_out(root: Path, tmp_path: Path) -> None
         {
             "data/big.npy": "1", "outputs/": "", ".env": "SECRET=1", "model/weights.pt": "2", "wandb/x.py": "",
             "__pycache__/x.pyc": "", "model/__pycache__/net.pyc": "", "stray.pyc": "", ".git/HEAD": "ref", "a.log": "",
-            ".gitignore": "local\ngenerated.py\n", "local/x.py": "x = 1", "model/generated.py": "y = 1", ".venv/pyvenv.cfg": "",
-            "env311/pyvenv.cfg": "", "env311/lib/x.py": "",
+            ".gitignore": "local\ngenerated.py\n", "local/x.py": "x = 1", "model/generated.py": "y = 1",
+            ".venv/pyvenv.cfg": "", "env311/pyvenv.cfg": "", "env311/lib/x.py": "",
         },
     )  # fmt: skip
     shared = plant(tmp_path / "shared", {"lib.py": ""})
@@ -109,9 +109,10 @@ def test_what_one_version_ignores_the_next_may_have(root: Path) -> None:
     assert links(first, root) == {"generated.py"}
 
 
-def test_a_large_folder_is_data_before_all_of_it_was_looked_at(root: Path) -> None:
+def test_a_large_folder_is_data_before_all_of_it_was_looked_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evertrain.versions.links.LOOKED_AT", 20)
     version = built(root)
-    plant(root, {f"lake/{at}.txt": "" for at in range(2100)} | {"lake/x.py": ""})
+    plant(root, {f"lake/{at}.txt": "" for at in range(21)} | {"lake/deep/x.py": ""})
     built(root, digest_of(version))
     assert links(version, root) == {"lake"}
 

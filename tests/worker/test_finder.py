@@ -50,7 +50,7 @@ def install():
 
 
 def fake_site(folder: Path, root: Path) -> Path:
-    """What makes an interpreter whose PYTHONPATH has it find three editable installs of the root."""
+    """What makes an interpreter whose PYTHONPATH has it find four editable installs of the root."""
     site = folder / "lib" / "site-packages"
     site.mkdir(parents=True)
     (site / "plain.pth").write_text(f"{root}/src\n")
@@ -59,6 +59,8 @@ def fake_site(folder: Path, root: Path) -> Path:
     (site / "mapped.pth").write_text("import __editable___mapped_finder; __editable___mapped_finder.install()\n")
     (site / "_built_loader.py").write_text(LIKE_MESON.format(file=f"{root}/built/__init__.py"))
     (site / "built.pth").write_text("import _built_loader; _built_loader.install()\n")
+    # as flit does it
+    (site / "linked").symlink_to(root / "linked")
     custom = folder / "custom"
     custom.mkdir()
     (custom / "sitecustomize.py").write_text(f"import site; site.addsitedir({str(site)!r})\n")
@@ -69,6 +71,7 @@ HELD = {
     "train.py": "", "side.py": "who = 'new'",
     "src/plain/__init__.py": "who = 'new'", "src/plain/part.py": "who = 'new'",
     "python/mapped/__init__.py": "from . import part\nwho = part.who", "python/mapped/part.py": "who = 'new'",
+    "linked/__init__.py": "who = 'new'",
     "built/__init__.py": "who = 'new'", "built/inner.py": "who = 'new'", "space/deep/mod.py": "who = 'new'",
 }  # fmt: skip
 
@@ -109,28 +112,28 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 def test_editable_installs_and_the_scripts_own_modules_are_the_versions(place: Place) -> None:
     found = place.python(
-        "import side, plain.part, mapped.part, built.inner, kept\n"
-        "for m in (side, plain, plain.part, mapped, mapped.part, built, built.inner, kept):\n"
+        "import side, plain.part, mapped.part, built.inner, linked, kept\n"
+        "for m in (side, plain, plain.part, mapped, mapped.part, built, built.inner, linked, kept):\n"
         "    print(m.who, m.__file__)\n"
         "print(mapped.part.__spec__.origin, *mapped.__path__)\n",
         PYTHONPATH=f"{place.custom}:{place.root}/vendor",
     )
     files = ["side", "src/plain/__init__", "src/plain/part", "python/mapped/__init__", "python/mapped/part",
-             "built/__init__", "built/inner"]  # fmt: skip
+             "built/__init__", "built/inner", "linked/__init__"]  # fmt: skip
     expected = [word for file in files for word in ("new", f"{place.folder}/{file}.py")]
-    assert found[:14] == expected
-    assert found[14:16] == ["kept", f"{place.root}/vendor/kept/__init__.py"]
-    assert found[16:] == [f"{place.folder}/python/mapped/part.py", f"{place.folder}/python/mapped"]
+    assert found[:16] == expected
+    assert found[16:18] == ["kept", f"{place.root}/vendor/kept/__init__.py"]
+    assert found[18:] == [f"{place.folder}/python/mapped/part.py", f"{place.folder}/python/mapped"]
 
 
 def test_without_a_version_it_is_the_root_that_they_find(place: Place) -> None:
     """What the test above takes for granted."""
-    body = "import plain.part, mapped.part, built.inner; print(plain.part.who, mapped.who, built.inner.who)"
+    body = "import plain, mapped, built, linked; print(plain.who, mapped.who, built.who, linked.who)"
     done = subprocess.run(
         [sys.executable, "-c", body], env={"PATH": os.environ["PATH"], "PYTHONPATH": str(place.custom)},
         cwd=place.root, capture_output=True, text=True, timeout=30, check=True,
     )  # fmt: skip
-    assert done.stdout.split() == ["old"] * 3
+    assert done.stdout.split() == ["old"] * 4
 
 
 def test_folders_that_a_script_adds_by_itself_and_namespaces(place: Place) -> None:

@@ -35,6 +35,7 @@ def made(root: Path) -> Version:
     """A version whose folder lies in the root, as a run's own folder often does."""
     folder = root / ".evertrain" / "code" / "v2"
     versions.make(root, folder, HELD, without=["old.py"])
+    Path(f"{folder}.json").touch()
     return Version(str(root), str(folder))
 
 
@@ -44,9 +45,9 @@ def test_what_the_version_holds_is_in_the_folder_and_all_else_where_it_was(root:
     assert made.held(str(root)) == made.held(f"{root}/") == made.folder
     for other in ("secret.py", "data", "data/set.bin", "pkg/__pycache__", "old.py", "nowhere", "lib/site-packages"):
         assert made.held(f"{root}/{other}") is None, other
-    assert made.place(f"{made.folder}/train.py") is None, "it is there already"
-    assert made.place("/etc/passwd") is None
-    assert made.place(f"{root}er/train.py") is None
+    assert made.inside(f"{made.folder}/train.py") is None, "it is there already"
+    assert made.inside("/etc/passwd") is None
+    assert made.inside(f"{root}er/train.py") is None
 
 
 def test_names_through_links_and_dots(
@@ -69,10 +70,21 @@ def test_a_link_of_the_versions_own_is_held_where_it_leads_to_the_version(root: 
     assert not made.holds(f"{made.folder}/out.py")
 
 
+def test_an_installed_link_to_the_root_is_no_library(root: Path, made: Version, tmp_path: Path) -> None:
+    for site in (tmp_path / "env" / "site-packages", root / "lib" / "site-packages"):
+        site.mkdir(parents=True, exist_ok=True)
+        (site / "linked").symlink_to(root / "pkg")
+        assert made.held(f"{site}/linked/part.py") == f"{made.folder}/pkg/part.py"
+        assert made.held(str(site)) is None
+
+
 def test_what_the_version_lacks_is_told_from_what_came_later(root: Path, made: Version) -> None:
     assert made.lacks(f"{root}/old.py")
     (root / "generated.py").write_text("later")
     assert not made.lacks(f"{root}/generated.py")
+    (Path(made.folder) / "__pycache__").mkdir()
+    again = Version(str(root), made.folder)
+    assert not again.lacks(f"{root}/generated.py"), "byte code in the folder does not make it younger"
     assert not made.lacks(f"{root}/secret.py") and not made.lacks(f"{root}/train.py") and not made.lacks("/nowhere")
 
 
@@ -163,6 +175,12 @@ def test_what_was_imported_from_the_folder_is_looked_at_for_changes(
         assert imported.changed() is None
         Path(file).write_text("edited")
         assert imported.changed() == file
+
+
+def test_a_folder_that_is_not_there_is_said_in_a_line(root: Path) -> None:
+    code = {"version": 2, "digest": "d", "root": str(root), "folder": "/nowhere"}
+    with pytest.raises(SystemExit, match="no code to run in /nowhere: No such file or directory"):
+        version.enter({"command": {"kind": "script", "target": "train.py", "args": []}, "code": code})
 
 
 def test_without_a_version_nothing_is_another_file(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:

@@ -76,8 +76,8 @@ def start_node(root: Path, tmp_path: Path) -> Iterator[StartNode]:
         yield lambda *args, **more: stack.enter_context(Node(root, *args, environ=environ, **more))
 
 
-def use(node: Node, tmp_path: Path, held: dict[str, str]) -> Json:
-    code: Json = versions.make(tmp_path / "root", tmp_path / "v2", held)
+def use(node: Node, tmp_path: Path, held: dict[str, str], name: str = "v2") -> Json:
+    code: Json = versions.make(tmp_path / "root", tmp_path / name, held)
     node.send(do="configure", term=1, env={}, code=code)
     node.wait_for(lambda state: state["code"] == code)
     return code
@@ -108,7 +108,8 @@ def test_a_rank_finds_the_version_wherever_it_looks(
     script, conf = f"{folder}/train.py", f"--conf={folder}/conf/base.yaml"
     assert found["names"] == [script, script, folder, str(root), conf, "x"]
     assert found["orig"] == found["ps"] == ["-u", script, conf, "x"]
-    assert found["children"] == dict.fromkeys(("fork", "spawn"), ["new", f"{folder}/src/plain/late.py", str(root)])
+    in_child = ["new", f"{folder}/src/plain/late.py", str(root)]
+    assert found["children"] == {"fork": in_child, "spawn": in_child}
     assert (found["torch"], found["given"], found["opened"]) == (start != "spawn", "new", "old")
     assert (node.state["starter"]["mode"], node.state["starter"]["reason"]) == (start, "")
     assert (root / "out.txt").read_text() == "kept", "what it writes lands where it always did"
@@ -150,18 +151,19 @@ def test_a_program_is_the_versions_and_so_are_its_files(start_node: StartNode, r
 
 
 STALE = """
-import importlib.util, sys, torch
+import importlib.util, sys
 spec = importlib.util.spec_from_file_location("stale", "side.py")
 sys.modules["stale"] = stale = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stale)
-import evertrain
 try:
     if sys.argv[1] == "init":
+        import evertrain
         evertrain.init()
     elif sys.argv[1] == "step":
-        parameter = torch.nn.Parameter(torch.ones(1))
-        torch.optim.SGD([parameter]).step()
+        import torch
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step()
     elif sys.argv[1] == "group":
+        import torch.distributed
         torch.distributed.init_process_group("gloo")
 finally:
     print("no further", flush=True)
@@ -170,19 +172,30 @@ print("further")
 
 
 def test_code_of_two_versions_ends_a_rank_before_it_trains(start_node: StartNode, root: Path, tmp_path: Path) -> None:
-    """Also in the zygote, which is not used then."""
-    node = start_node("train.py", start="zygote", preload=["sneaky"])
-    sneaky = "import sys\nif 'torch' in sys.modules:\n    exec(open(__file__.replace('sneaky', 'load')).read())\n"
-    load = STALE.partition("import evertrain")[0].replace('"side.py"', f'"{root}/side.py"')
-    folder = use(node, tmp_path, {**NEW, "train.py": STALE, "sneaky.py": sneaky, "load.py": load})["folder"]
-    where = f"module stale was loaded from {root}/side.py, but its version is {folder}/side.py"
-    for attempt, at in enumerate(["init", "step", "group"], 1):
+    """It is found in the zygote too, which is not used then."""
+    (root / "mine.py").touch()
+    node = start_node("train.py", start="zygote", preload=["mine"])
+    held = {**NEW, "train.py": STALE, "mine.py": ""}
+    folder = use(node, tmp_path, held)["folder"]
+
+    def ends(attempt: int, at: str, folder: str) -> str:
+        where = f"module stale was loaded from {root}/side.py, but its version is {folder}/side.py"
         assert run(node, attempt, at) == 1
         assert node.output(attempt) == "no further\n"
         found = record(node, attempt)
         assert (found["type"], found["file"]) == ("WrongCode", f"{folder}/train.py")
         assert found["message"].startswith(f"rank 0 runs code of two versions: {where}. Import it")
         assert where in node.output(attempt, 0, "err")
+        return where
+
+    ends(1, "step", folder)
+    ends(2, "group", folder)
+    assert node.state["starter"]["mode"] == "zygote"
+
+    load = STALE.partition("try:")[0].replace('"side.py"', f'"{root}/side.py"')
+    sneaky = f"import sys\nif 'torch' in sys.modules:\n    exec({load!r})\n"
+    folder = use(node, tmp_path, {**held, "mine.py": sneaky}, "v3")["folder"]
+    where = ends(3, "init", folder)
     starter = node.state["starter"]
     assert starter["mode"] == "spawn"
     assert starter["reason"] == f"an import is not of the version that ranks are to run: {where}"

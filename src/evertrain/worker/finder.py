@@ -12,6 +12,7 @@ import importlib.machinery
 import os
 import sys
 
+from evertrain.worker.libraries import is_library, may_be_linked
 from evertrain.worker.version import Version
 
 TYPE_CHECKING = False
@@ -61,6 +62,9 @@ class _Finder:
     def _moved(self, spec: ModuleSpec) -> ModuleSpec:
         """What was found, or what the version has in its place."""
         version, origin = self._version, spec.origin if spec.has_location else None
+        is_plain = origin is not None and is_library(origin) and not may_be_linked(spec.name, origin)
+        if is_plain and spec.name != _SPAWN:
+            return spec  # thousands of them
         places = spec.submodule_search_locations
         if origin is not None and version.lacks(origin):
             raise ModuleNotFoundError(
@@ -71,6 +75,7 @@ class _Finder:
             if loader is not None:
                 spec = importlib.machinery.ModuleSpec(spec.name, loader, origin=inside, is_package=places is not None)
                 spec.has_location = True
+                spec.submodule_search_locations = places
         if places is not None and any(version.held(place) for place in places):
             spec.submodule_search_locations = [version.held(place) or place for place in places]
         if type(spec.loader) is importlib.machinery.SourceFileLoader and _has_foreign_cache(version, spec.origin):

@@ -41,11 +41,8 @@ def _folders(command: script.Command, code_root: str) -> tuple[str, ...]:
     if version.current is not None:
         # what it does not hold is imported from the root
         return (*version.current.folders, *version.current.roots)
-    folder = script.first_path(command)
-    if folder is None:
-        return ()
-    folders = {code_root, os.path.realpath(code_root)} if code_root else set()
-    return tuple(os.path.join(each, "") for each in {folder, *folders})
+    folders = {script.first_path(command), code_root, code_root and os.path.realpath(code_root)}
+    return tuple(os.path.join(folder, "") for folder in folders if folder)
 
 
 def _stamp(file: str) -> Stamp | None:

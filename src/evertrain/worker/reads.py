@@ -51,13 +51,13 @@ def hook(version: Version, who: str) -> Hook:
                 return
             path = os.path.abspath(path)
             folder, _ = os.path.split(path)
-            if folder in linked or (inside := version.inside(path)) is None:
+            bit = crc32(path.encode(errors="surrogateescape")) % _NOTED_BITS
+            if folder in linked or noted[bit] or (inside := version.inside(path)) is None:
                 return
             if not version.holds(os.path.dirname(inside)):
                 linked.add(folder)
                 return
-            bit = crc32(path.encode(errors="surrogateescape")) % _NOTED_BITS
-            if noted[bit] or not (version.held(path) and os.path.isfile(path)):
+            if not (version.holds(inside) and os.path.isfile(path)):
                 return
             noted[bit] = 1
             if not _same(path, inside):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 
-from evertrain.worker.libraries import is_library
+from evertrain.worker.libraries import is_library, may_be_linked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,17 +37,12 @@ class Version:
         # by every name that they may be met under
         self.roots = _beginnings(self.root)
         self.folders = _beginnings(self.folder)
-        self._made_ns = os.stat(self.folder).st_ctime_ns
-
-    def place(self, path: str) -> str | None:
-        """Where `path` would lie in the folder; None where it is not under the root, or in the folder already."""
-        for name in _names(path):
-            if inside := self.inside(name):
-                return inside
-        return None
+        # the folder itself is changed again by the byte code that is kept in it
+        manifest = f"{self.folder}.json"
+        self._made_ns = os.stat(manifest if os.path.exists(manifest) else self.folder).st_ctime_ns
 
     def inside(self, path: str) -> str | None:
-        """The same by the name alone, which has to be absolute."""
+        """Where an absolute path would lie in the folder; None where it is not under the root, or in there already."""
         whole = os.path.join(path, "")
         # a job's own folder, and the version folder in it, may lie under the root
         if whole.startswith(self.folders):
@@ -62,29 +57,32 @@ class Version:
         return any(os.path.join(name, "").startswith(self.folders) for name in _names(path))
 
     def holds(self, inside: str) -> bool:
-        """Whether a path in the folder is one of the version's own files or folders."""
+        """Whether a path in the folder is one of the version's own files or folders, or leads to one of them."""
         return os.path.join(os.path.realpath(inside), "").startswith(self.folders) and os.path.exists(inside)
 
     def held(self, path: str) -> str | None:
-        """What stands in for a path under the root; None where the version does not hold it. Never for a library."""
-        if is_library(path):
-            return None
-        inside = self.place(path)
-        return inside if inside is not None and self.holds(inside) else None
+        """What stands in for a path under the root; None where the version does not hold it. Never for a library.
+
+        A link from a library's place to the root is no library: that is one way to install what is being worked on.
+        """
+        return next((inside for inside in self._places(path) if self.holds(inside)), None)
 
     def lacks(self, path: str) -> bool:
         """Whether a file under the root is none of the version's, nor linked back to, nor younger than its folder."""
-        inside = None if is_library(path) else self.place(path)
-        if inside is None or os.path.lexists(inside):
+        places = list(self._places(path))
+        if not places or any(os.path.lexists(inside) for inside in places):
             return False
         try:
             return os.stat(path).st_ctime_ns < self._made_ns
         except OSError:
             return False
 
+    def _places(self, path: str) -> Iterator[str]:
+        return (inside for name in _names(path) if not is_library(name) and (inside := self.inside(name)))
+
     def script(self, target: str) -> str:
         """The path of a script or program; the version's own even where it has none, so that the loss is noticed."""
-        inside = None if is_library(target) else self.place(target)
+        inside = self.held(target) or next(self._places(target), None)
         if inside is None or (os.path.exists(inside) and not self.holds(inside)):
             return target
         return inside
@@ -102,10 +100,14 @@ class Version:
         """Name, file and right place of each module that was loaded from the root although the version has another."""
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
-            if not isinstance(file, str) or not os.path.isabs(file) or is_library(file):
+            if not isinstance(file, str) or not os.path.isabs(file):
                 continue
-            if (inside := self.place(file)) and (self.held(file) or self.lacks(file)):
+            if is_library(file) and not may_be_linked(name, file):
+                continue
+            if inside := self.held(file):
                 yield name, file, inside
+            elif self.lacks(file):
+                yield name, file, next(self._places(file))
 
 
 current: Version | None = None
@@ -118,7 +120,10 @@ def enter(given: dict[str, Any]) -> dict[str, Any]:
     code = given.get("code")
     if code is None:
         return given
-    current = version = Version(code["root"], code["folder"])
+    try:
+        current = version = Version(code["root"], code["folder"])
+    except OSError as error:
+        sys.exit(f"evertrain: no code to run in {code['folder']}: {error.strerror}; `evertrain update` sends it again")
     command = given["command"]
     if command["kind"] != "module":
         is_looked_up = command["kind"] == "program" and os.sep not in command["target"]

@@ -88,14 +88,15 @@ def check(path: Path, digest: str, config: CodeConfig) -> Manifest:
 
 def walk(path: Path, digest: str | None, config: CodeConfig, take: Take) -> Manifest:
     """`check`, with each entry and its content passed on before the whole archive is known to be good."""
-    name = f"archive {names.shown(digest or path.name, 12)}"
+    name = f"archive {names.shown((digest or path.name)[:12])}"
     try:
         descriptor = _at_once(os.fspath(path), os.O_RDONLY)
     except OSError as error:
         raise ArchiveError(f"{name} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ArchiveError(f"{name} is not a file")
     with open(descriptor, "rb", buffering=0) as source:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ArchiveError(f"{name} is not a file")
         try:
             found = _Reader(source, config, take).manifest()
         except StreamError as error:

@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evertrain.cli import client, code, look, narrate, waiting
 from evertrain.cli.registry import KnownJob
-from evertrain.model.code import Code
-from evertrain.model.config import CodeConfig
 from evertrain.model.errors import TroubleError, UsageError
 from evertrain.model.words import counted
+
+if TYPE_CHECKING:
+    # command lines are read, and help is shown, without what it takes to capture anything
+    from evertrain.model.code import Code
+    from evertrain.model.config import CodeConfig
 
 Json = dict[str, Any]
 FAILED = ("rolled_back", "superseded", "dropped")
@@ -53,6 +54,10 @@ def captured(job: KnownJob, asked: str) -> Iterator[Captured]:
 
 def _settings(job: KnownJob) -> CodeConfig:
     """Those of the job: a pattern that its config excludes is not a file that somebody has added."""
+    import msgspec
+
+    from evertrain.model.config import CodeConfig
+
     try:
         return msgspec.convert(dict(job.code), CodeConfig)
     except msgspec.ValidationError:

@@ -8,16 +8,20 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evertrain.model.errors import UsageError
-from evertrain.model.spec import Command
-from evertrain.versions import tree
+
+if TYPE_CHECKING:
+    from evertrain.model.spec import Command
 
 
 def root(asked: str | None, command: Command, cwd: Path) -> Path | None:
     """None: there is no folder that could be meant, as where a script lies in the home folder itself."""
     if asked is not None:
         return folder(asked)
+    from evertrain.versions import tree
+
     return tree.root_of(command, cwd, _home())
 
 

@@ -38,9 +38,10 @@ def until(
             with client.of_run_dir(job.run_dir) as controller:
                 seen = controller.get(path)
             heard = time.monotonic()
-        except client.Refused:
+        except client.Refused as refused:
             # the controller that was asked died before it had written anything down
-            again()
+            if refused.status < 500:
+                again()
         except client.Unreachable:
             if not lives:
                 seen = look.read(job, from_log)

@@ -343,14 +343,6 @@ def test_what_would_be_refused_later_is_not_packed(tmp_path: Path) -> None:
 # -- trees that change while they are packed ---------------------------------------------------------------------------
 
 
-def test_a_file_that_vanishes(tmp_path: Path) -> None:
-    scanned = tree.scan(plant(tmp_path / "root", SCRIPT), CONFIG)
-    (tmp_path / "root/model/net.py").unlink()
-    with pytest.raises(TreeError, match="vanished while it was captured; try again"):
-        archive.pack(scanned, tmp_path / "out/x")
-    assert list((tmp_path / "out").iterdir()) == []
-
-
 @pytest.mark.parametrize("by", ["a link", "a folder", "a pipe"])
 def test_a_file_that_is_replaced(tmp_path: Path, by: str) -> None:
     scanned = tree.scan(plant(tmp_path / "root", SCRIPT), CONFIG)
@@ -380,8 +372,11 @@ def test_a_file_that_has_grown_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [100, 100 + (1 << 24)])
-def test_a_file_that_changes_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    plant(tmp_path / "root", {"train.py": os.urandom(size)})
+def test_a_log_that_grows_all_the_time_is_taken_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """A job may write beside its script for as long as it runs."""
+    plant(tmp_path / "root", {"train.log": os.urandom(size), "train.py": "x = 1\n"})
     scanned = tree.scan(tmp_path / "root", CONFIG)
     ask, asked = os.fstat, io.StringIO()
 
@@ -393,8 +388,32 @@ def test_a_file_that_changes_all_the_time(tmp_path: Path, monkeypatch: pytest.Mo
         return os.stat_result(found)
 
     monkeypatch.setattr("evertrain.versions.archive.os.fstat", fstat)
+    code = archive.pack(scanned, tmp_path / "out/x")
+    assert archive.check(tmp_path / "out/x", code.digest, CONFIG).code == code
+    assert code.files == 2
+
+
+def test_a_large_file_that_shrinks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(tmp_path / "root", {"train.py": os.urandom(1 << 10)})
+    scanned = tree.scan(tmp_path / "root", CONFIG)
+    monkeypatch.setattr("evertrain.versions.archive._AT_ONCE", 100)
+    ask = os.fstat
+
+    def fstat(descriptor: int) -> os.stat_result:
+        found = list(ask(descriptor))
+        found[6] += 1
+        return os.stat_result(found)
+
+    monkeypatch.setattr("evertrain.versions.archive.os.fstat", fstat)
     with pytest.raises(TreeError, match="changes while it is captured"):
         archive.pack(scanned, tmp_path / "out/x")
+
+
+def test_a_file_that_vanishes_is_left_out(tmp_path: Path) -> None:
+    root = plant(tmp_path / "root", {"train.py": "x = 1\n", "held.new": ""})
+    scanned = tree.scan(root, CONFIG)
+    (root / "held.new").unlink()
+    assert archive.pack(scanned, tmp_path / "x") == packed(root, tmp_path / "y")
 
 
 def test_a_full_disk_is_no_fault_of_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from evertrain.model.config import CodeConfig
 from evertrain.model.spec import Command
-from evertrain.versions import tree
+from evertrain.versions import roots, tree
 from evertrain.versions.errors import TreeError
 from support.trees import SCRIPT, kept, plant
 
@@ -35,34 +35,36 @@ def test_the_root_is_the_nearest_repository_else_the_folder_of_the_script(home: 
     )
     plant(home, {"plain/a/train.py": ""})
     repo = home / "repo"
-    assert tree.root_of(script("jobs/a/train.py"), repo, home) == repo
-    assert tree.root_of(script(str(repo / "jobs/a/train.py")), home, home) == repo
-    assert tree.root_of(script("../repo/sub/train.py"), repo, home) == repo / "sub"
-    assert tree.root_of(script("a/train.py"), home / "plain", home) == home / "plain/a"
-    assert tree.root_of(Command(kind="module", target="jobs.a.train"), repo, home) == repo
-    assert tree.root_of(Command(kind="module", target="a.train"), home / "plain", home) == home / "plain"
-    assert tree.root_of(Command(kind="program", target="./a/run"), home / "plain", home) == home / "plain/a"
+    assert roots.root_of(script("jobs/a/train.py"), repo, home) == repo
+    assert roots.root_of(script(str(repo / "jobs/a/train.py")), home, home) == repo
+    assert roots.root_of(script("../repo/sub/train.py"), repo, home) == repo / "sub"
+    assert roots.root_of(script("a/train.py"), home / "plain", home) == home / "plain/a"
+    assert roots.root_of(Command(kind="module", target="jobs.a.train"), repo, home) == repo
+    assert roots.root_of(Command(kind="module", target="a.train"), home / "plain", home) == home / "plain"
+    assert roots.root_of(Command(kind="program", target="./a/run"), home / "plain", home) == home / "plain/a"
 
 
 def test_the_home_folder_and_what_it_lies_in_are_no_root(home: Path, tmp_path: Path) -> None:
     plant(home, {".git/HEAD": "", "train.py": "", "a/train.py": ""})
-    assert tree.root_of(script("train.py"), home, home) is None
-    assert tree.root_of(script("train.py"), tmp_path, home) is None
-    assert tree.root_of(script("/train.py"), home, home) is None
+    assert roots.root_of(script("train.py"), home, home) is None
+    assert roots.root_of(script("train.py"), tmp_path, home) is None
+    assert roots.root_of(script("/train.py"), home, home) is None
     # a home folder that is a repository, of dot files for example, is not the code
-    assert tree.root_of(script("a/train.py"), home, home) == home / "a"
+    assert roots.root_of(script("a/train.py"), home, home) == home / "a"
     link = tmp_path / "link"
     link.symlink_to(home)
-    assert tree.root_of(script("train.py"), link, home) is None and tree.root_of(script("train.py"), home, link) is None
+    assert (
+        roots.root_of(script("train.py"), link, home) is None and tree.root_of(script("train.py"), home, link) is None
+    )
 
 
 def test_a_program_of_the_system_has_no_tree(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for target in ("sh", "/bin/sh", "no-such-program"):
-        assert tree.root_of(Command(kind="program", target=target), home, home) is None
+        assert roots.root_of(Command(kind="program", target=target), home, home) is None
     plant(home, {"repo/.git/HEAD": "", "repo/.venv/bin/my-trainer": "#!/bin/sh\n"})
     (home / "repo/.venv/bin/my-trainer").chmod(0o755)
     monkeypatch.setenv("PATH", str(home / "repo/.venv/bin"))
-    assert tree.root_of(Command(kind="program", target="my-trainer"), home, home) == home / "repo"
+    assert roots.root_of(Command(kind="program", target="my-trainer"), home, home) == home / "repo"
 
 
 def test_code_is_found_and_the_rest_is_named(tmp_path: Path) -> None:

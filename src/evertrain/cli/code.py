@@ -20,9 +20,9 @@ def root(asked: str | None, command: Command, cwd: Path) -> Path | None:
     """None: there is no folder that could be meant, as where a script lies in the home folder itself."""
     if asked is not None:
         return folder(asked)
-    from evertrain.versions import tree
+    from evertrain.versions import roots
 
-    return tree.root_of(command, cwd, _home())
+    return roots.root_of(command, cwd, _home())
 
 
 def folder(asked: str) -> Path:

@@ -91,6 +91,6 @@ def refused(
     """What a request to change the code is told that comes with the ordinary token."""
     audit(conductor, request, act, "refused", "with a token that may not change the code", by)
     # where it lies is no secret, and what a user needs next
-    where = spec.code_token_file or f"{spec.run_dir}/code-token"
+    where = f"{spec.run_dir}/code-token"
     line = f"this token may not change the code; the one that may lies in {where}, where the job was started"
     return web.json_response({"error": line, "token_file": where}, status=403)

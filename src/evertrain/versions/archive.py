@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from posixpath import dirname, normpath
@@ -75,7 +76,7 @@ def pack(tree: Tree, target: Path) -> Code:
         raise
     return Code(
         digest=writer.digest(),
-        files=len(tree.files),
+        files=writer.files,
         bytes=tree.most_bytes - room,
         archive_bytes=writer.bytes,
     )
@@ -110,6 +111,7 @@ class _Writer:
     def __init__(self, out: BinaryIO) -> None:
         self.bytes = 0
         self.plain_bytes = 0
+        self.files = 0
         self._out = out
         self._hash = hashlib.sha256()
         # the header that zlib writes has no time and no name
@@ -123,7 +125,7 @@ class _Writer:
         return 0
 
     def file(self, path: Path, entry: File, room: int) -> int:
-        """Returns its size, which may have changed since the scan."""
+        """Returns its size, which may have changed since the scan; what has vanished since then is left out."""
         try:
             with open(path, "rb", opener=_no_link) as source:
                 return self._content(source, entry, room)
@@ -131,7 +133,7 @@ class _Writer:
             if error.filename is None:
                 raise
             if error.errno == errno.ENOENT:
-                raise TreeError(f"{names.shown(path)} vanished while it was captured; try again") from None
+                return 0
             raise TreeError(f"{names.shown(path)} cannot be read: {error.strerror}") from None
 
     def end(self) -> None:
@@ -139,29 +141,32 @@ class _Writer:
         self._put(self._deflate.flush())
 
     def _content(self, source: BinaryIO, entry: File, room: int) -> int:
-        for _ in range(_TRIES):
+        """What is in a file; of a log that grows all the time, what there was at one moment."""
+        for tries_left in reversed(range(_TRIES)):
             status = os.fstat(source.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise TreeError(f"{names.shown(entry.path)} was replaced while it was captured; try again")
             size = status.st_size
             if size > room:
                 raise TreeError(f"{names.shown(entry.path)} grew beyond what code may have while it was captured")
-            head = _header(File(path=entry.path, bytes=size, executable=bool(status.st_mode & stat.S_IXUSR)))
+            head = partial(_header_of, entry.path, status.st_mode)
             if size > _AT_ONCE:
-                self._write(head)
+                self._write(head(size))
                 left = size
                 while left and (chunk := source.read(min(left, 1 << 20))):
                     self._write(chunk)
                     left -= len(chunk)
-                if left or _changed(source, status):
-                    break
+                if left:
+                    break  # it has become shorter, and its length is written already
                 self._write(_padding(size))
+                self.files += 1
                 return size
             source.seek(0)
             content = source.read(size)
-            if len(content) == size and not _changed(source, status):
-                self._write(head + content + _padding(size))
-                return size
+            if not tries_left or (len(content) == size and not _changed(source, status)):
+                self._write(head(len(content)) + content + _padding(len(content)))
+                self.files += 1
+                return len(content)
         raise TreeError(
             f"{names.shown(entry.path)} changes while it is captured: try again when it is finished, or name it in "
             ".gitignore or in code.exclude of the config"
@@ -360,6 +365,10 @@ def _entry(info: tarfile.TarInfo, path: str, target: str) -> Entry:
     if info.size < 0:
         raise StreamError("is damaged")
     return File(path=path, bytes=info.size, executable=info.mode == 0o755)
+
+
+def _header_of(path: str, mode: int, size: int) -> bytes:
+    return _header(File(path=path, bytes=size, executable=bool(mode & stat.S_IXUSR)))
 
 
 def _changed(source: BinaryIO, before: os.stat_result) -> bool:

@@ -212,9 +212,14 @@ class Rules:
         return default
 
 
-def is_environment(folder: str | Path) -> bool:
-    """A virtual environment, whatever its name."""
-    return os.path.lexists(os.path.join(folder, "pyvenv.cfg"))
+def why_no_code(folder: str | Path) -> str:
+    """Why a folder is none of the code, whatever its name; empty: nothing speaks against it."""
+    if os.path.lexists(os.path.join(folder, "pyvenv.cfg")):
+        return "a virtual environment"
+    # logs, checkpoints, and tokens
+    if all(os.path.lexists(os.path.join(folder, name)) for name in ("job.json", "token")):
+        return "the folder of a job"
+    return ""
 
 
 def _by_default(name: str, is_folder: bool) -> str:

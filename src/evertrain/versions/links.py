@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from evertrain.versions import names
-from evertrain.versions.ignore import Rules, is_environment
+from evertrain.versions.ignore import Rules, why_no_code
 from evertrain.versions.manifest import Manifest
 
 CODE = (".py", ".pyi", ".pyx", ".pxd", ".pyd", ".so", ".pth")
@@ -85,7 +85,7 @@ class _Refresh:
         while waiting:
             folder, outer = waiting.pop()
             place = self._root / folder
-            if is_environment(place):
+            if why_no_code(place):
                 continue
             own = outer.inside(folder, place)
             for name, is_inner in _listed(place):

@@ -1,4 +1,4 @@
-"""Which files are a job's code, and in which folder do they lie?
+"""Which files of a folder are a job's code?
 
 What is left out of a tree (`evertrain.versions.ignore`), a version folder takes from the original place.
 """
@@ -6,7 +6,6 @@ What is left out of a tree (`evertrain.versions.ignore`), a version folder takes
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterable
@@ -15,15 +14,13 @@ from pathlib import Path
 import msgspec
 
 from evertrain.model.config import CodeConfig
-from evertrain.model.spec import Command
 from evertrain.versions import names
 from evertrain.versions.errors import TreeError
-from evertrain.versions.ignore import Rules, is_environment
+from evertrain.versions.ignore import Rules, why_no_code
 
 SCAN_LIMIT_S = 20.0
 ENTRIES_PER_FILE = 10
 """So many names may be looked at for each file that a tree may have."""
-_SYSTEM_FOLDERS = ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr")
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,35 +56,6 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
-
-
-def root_of(command: Command, cwd: Path, home: Path) -> Path | None:
-    """The working tree of what is run: the nearest folder upwards with .git, else the script's own folder.
-
-    None where only a folder would do that holds much besides: the home folder, one that it lies in, or, for a program,
-    a folder of the system.
-    """
-    must_be_repository = False
-    if command.kind == "module":
-        start = cwd
-    elif command.kind == "program" and "/" not in command.target:
-        found = shutil.which(command.target)
-        if found is None:
-            return None
-        start, must_be_repository = Path(found).parent, True
-    else:
-        start = Path(os.path.abspath(cwd / command.target)).parent
-        must_be_repository = command.kind == "program" and start.parts[1:2] != () and start.parts[1] in _SYSTEM_FOLDERS
-    start, home = Path(os.path.abspath(start)), Path(os.path.abspath(home))
-    too_wide = {home, *home.parents, home.resolve(), *home.resolve().parents}
-    for folder in (start, *start.parents):
-        if folder in too_wide or folder.resolve() in too_wide:
-            break
-        if os.path.lexists(folder / ".git"):
-            return folder
-    if must_be_repository or start in too_wide or start.resolve() in too_wide:
-        return None
-    return start
 
 
 def scan(root: Path, config: CodeConfig, skip: Iterable[Path] = (), limit_s: float = SCAN_LIMIT_S) -> Tree:
@@ -155,8 +123,8 @@ class _Scan:
             reason = rules.excludes(entry.name, is_folder) or names.problem(path)
             if not reason and self._skip and os.path.join(self._real_root, path) in self._skip:
                 reason = "not part of the code"
-            if not reason and is_folder and is_environment(entry.path):
-                reason = "a virtual environment"
+            if not reason and is_folder:
+                reason = why_no_code(entry.path)
             if not reason and is_folder:
                 return path
             reason = reason or self._leaf(entry, path)

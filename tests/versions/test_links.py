@@ -109,9 +109,10 @@ def test_what_one_version_ignores_the_next_may_have(root: Path) -> None:
     assert links(first, root) == {"generated.py"}
 
 
-def test_a_large_folder_is_data_before_all_of_it_was_looked_at(root: Path) -> None:
+def test_a_large_folder_is_data_before_all_of_it_was_looked_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evertrain.versions.links.LOOKED_AT", 20)
     version = built(root)
-    plant(root, {f"lake/{at}.txt": "" for at in range(2100)} | {"lake/deep/x.py": ""})
+    plant(root, {f"lake/{at}.txt": "" for at in range(21)} | {"lake/deep/x.py": ""})
     built(root, digest_of(version))
     assert links(version, root) == {"lake"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertrain.versions import names
@@ -21,6 +21,7 @@ def test_bad_ones(path: str) -> None:
     assert names.problem(path)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.text())
 def test_anything_is_shown_in_one_line(text: str) -> None:
     shown = names.shown(text)

@@ -87,6 +87,8 @@ class _Pattern(NamedTuple):
     folder itself, of which the ones above have been asked about before."""
 
     search: Callable[[str], re.Match[str] | None]
+    source: str
+    """Of the same expression, without the names of its groups."""
     excludes: bool
     folders_only: bool
     names_only: bool
@@ -111,6 +113,7 @@ class _Pattern(NamedTuple):
             return None
         return cls(
             search=regex.search,
+            source=regex.pattern.replace("(?P<ps_d>", "(?:"),
             excludes=excludes,
             folders_only=bare != line,
             names_only="/" not in bare,
@@ -118,9 +121,10 @@ class _Pattern(NamedTuple):
         )
 
     def names(self, path: str, is_folder: bool) -> bool:
+        """`path` is the name alone where that is all that matters."""
         if self.folders_only and not is_folder:
             return False
-        match = self.search(path.rpartition("/")[2] if self.names_only else path)
+        match = self.search(path)
         # this group takes the slash after a folder that the path lies in: then it is that folder which is named
         return match is not None and not match.groupdict().get("ps_d")
 
@@ -130,11 +134,16 @@ class _Patterns:
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._patterns = [pattern for line in lines if (pattern := _Pattern.of(line))][::-1]
+        self._with_folders = [pattern for pattern in self._patterns if not pattern.names_only]
+        # most files are named by none of many patterns: that takes one search
+        sources = [f"(?:{pattern.source})" for pattern in self._patterns if pattern.names_only]
+        self._any_name = re.compile("|".join(sources) or r"(?!)")
 
     def says(self, path: str, is_folder: bool) -> tuple[bool | None, bool]:
         """Whether the path is excluded, None where no pattern names it; and whether the one that does means it."""
-        for pattern in self._patterns:
-            if pattern.names(path, is_folder):
+        name = path.rpartition("/")[2]
+        for pattern in self._patterns if self._any_name.search(name) else self._with_folders:
+            if pattern.names(name if pattern.names_only else path, is_folder):
                 return pattern.excludes, pattern.is_meant
         return None, False
 

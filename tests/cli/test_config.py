@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertrain.cli.config import annotated, from_tree, load
@@ -61,6 +61,7 @@ def test_what_is_printed_reads_back_as_the_defaults(tmp_path: Path) -> None:
     assert read_back(annotated(Config()), tmp_path) == Config()
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         Config,

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import os
+import random
 import tarfile
 import tempfile
 import tracemalloc
@@ -266,14 +267,16 @@ def test_what_is_not_as_it_should_be_is_refused(tmp_path: Path, case: str) -> No
 @pytest.fixture
 def good(tmp_path: Path) -> tuple[Path, str]:
     path = tmp_path / "good.tar.gz"
-    return path, packed(plant(tmp_path / "root", SCRIPT | {"big.txt": os.urandom(100_000).hex()}), path).digest
+    return path, packed(
+        plant(tmp_path / "root", SCRIPT | {"big.txt": random.Random(1).randbytes(100_000).hex()}), path
+    ).digest
 
 
 BROKEN: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "truncated": (lambda content: content[:-20], "truncated"),
     "half of it": (lambda content: content[: len(content) // 2], "truncated"),
     "its sum": (lambda content: content[:-8] + b"\0\0\0\0" + content[-4:], "damaged"),
-    "a flipped bit": (lambda content: content[:9999] + bytes([content[9999] ^ 1]) + content[10000:], "damaged|digest"),
+    "a flipped bit": (lambda content: content[:9999] + bytes([content[9999] ^ 1]) + content[10000:], "archive"),
     "garbage after it": (lambda content: content + b"garbage", "after its end"),
     "zeros after it": (lambda content: content + b"\0", "after its end"),
     "another member after it": (lambda content: content + gzip.compress(b""), "after its end"),

@@ -73,6 +73,7 @@ def test_the_umask_does_not_matter(place: Place) -> None:
     finally:
         os.umask(mask)
     assert stat.S_IMODE((built / "model").stat().st_mode) == 0o755
+    assert stat.S_IMODE((built / "train.py").stat().st_mode) == 0o555
 
 
 def test_two_roots_have_a_folder_each(place: Place, tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ def test_killed_at_any_point_the_next_one_builds(place: Place) -> None:
     assert place.code_dir.joinpath("keep").read_text() == "of somebody else"
 
 
-@pytest.mark.parametrize("call", ["utime", "rename", "replace", "mkdir", "symlink", "chmod"])
+@pytest.mark.parametrize("call", ["rename", "replace", "mkdir", "symlink", "chmod"])
 def test_a_full_disk_leaves_nothing_behind(place: Place, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

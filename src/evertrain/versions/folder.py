@@ -31,7 +31,7 @@ import msgspec
 
 from evertrain.model.config import CodeConfig
 from evertrain.versions import links, names
-from evertrain.versions.archive import TIME, Entry, check, info_of, walk
+from evertrain.versions.archive import Entry, check, info_of, walk
 from evertrain.versions.errors import ArchiveError
 from evertrain.versions.manifest import KeptFile, Manifest
 from evertrain.versions.tree import File, Link
@@ -212,13 +212,14 @@ class _Unpacking:
         if isinstance(entry, str):
             path.mkdir()
         elif isinstance(entry, File):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            mode = 0o555 if entry.executable else 0o444
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+            # the time is that of unpacking: what has been compiled from a file that was damaged is then out of date
             with open(descriptor, "wb") as out:
                 for chunk in content:
                     out.write(chunk)
-                out.flush()
-                os.fchmod(descriptor, 0o555 if entry.executable else 0o444)
-                os.utime(descriptor, (TIME, TIME))
+                if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
+                    os.fchmod(descriptor, mode)
         else:
             assert isinstance(entry, Link)
 

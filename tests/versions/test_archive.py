@@ -379,7 +379,7 @@ def test_a_log_that_grows_all_the_time_is_taken_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """A job may write beside its script for as long as it runs."""
-    plant(tmp_path / "root", {"train.log": os.urandom(size), "train.py": "x = 1\n"})
+    plant(tmp_path / "root", {"history.txt": os.urandom(size), "train.py": "x = 1\n"})
     scanned = tree.scan(tmp_path / "root", CONFIG)
     ask, asked = os.fstat, io.StringIO()
 

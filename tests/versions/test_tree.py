@@ -54,7 +54,7 @@ def test_the_home_folder_and_what_it_lies_in_are_no_root(home: Path, tmp_path: P
     link = tmp_path / "link"
     link.symlink_to(home)
     assert (
-        roots.root_of(script("train.py"), link, home) is None and tree.root_of(script("train.py"), home, link) is None
+        roots.root_of(script("train.py"), link, home) is None and roots.root_of(script("train.py"), home, link) is None
     )
 
 

@@ -171,6 +171,7 @@ async def test_who_breaks_off_troubles_nobody(serving: Serving, other: tuple[Cod
         while not (folder.exists() and list(folder.iterdir())):
             await asyncio.sleep(0.005)
         writer.close()
+        await writer.wait_closed()
         while list(folder.iterdir()):
             await asyncio.sleep(0.005)
     assert (await serving.put(made.digest, content))[0] == 201

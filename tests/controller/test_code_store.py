@@ -223,15 +223,10 @@ async def test_a_full_disk_is_trouble_of_the_request_only(
     store: CodeStore, other: tuple[Code, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, content = other
-    full = open  # what is written to this device finds no room
-
-    def partial() -> Path:
-        return Path("/dev/full")
-
+    append = code_store.append
     with monkeypatch.context() as patched:
-        patched.setattr(store, "_partial", partial)
-        patched.setattr(Path, "open", lambda *_: full("/dev/full", "wb"))
-        patched.setattr(store, "_discard", lambda _: None)
+        # what is written to this device finds no room
+        patched.setattr(code_store, "append", lambda _, piece: append(Path("/dev/full"), piece))
         with pytest.raises(OSError, match="No space left"):
             await store.put(made.digest, pieces(content))
     assert await store.put(made.digest, pieces(content)) == made

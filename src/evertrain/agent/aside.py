@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 _Done = TypeVar("_Done")
@@ -41,3 +42,10 @@ def aside(name: str, work: Callable[..., _Done], *given: object) -> asyncio.Futu
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return answer
+
+
+def append(path: Path, piece: bytes) -> None:
+    """Add it to a file that is there; nothing stays open that whoever no longer waits would have to close."""
+    with path.open("r+b") as file:
+        file.seek(0, 2)
+        file.write(piece)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import aiohttp
 
-from evertrain.agent.aside import aside
+from evertrain.agent.aside import append, aside
 from evertrain.agent.commands import NOT_READY, Code
 from evertrain.model.code import CodeOrder
 from evertrain.model.spec import AgentSpec
@@ -168,13 +168,13 @@ class Versions:
     async def _download(self, order: CodeOrder, partial: Path) -> None:
         most, came = order.config.most_archive_bytes, 0
         most = min(most, order.archive_bytes) if order.archive_bytes else most
-        with await aside("code", partial.open, "xb") as file:
-            async with aclosing(self._pieces(order.digest)) as pieces:
-                async for piece in pieces:
-                    came += len(piece)
-                    if came > most:
-                        raise ArchiveError(f"its archive is larger than the {most:,} bytes that it may have")
-                    await aside("code", file.write, piece)
+        await aside("code", partial.touch, 0o600, False)
+        async with aclosing(self._pieces(order.digest)) as pieces:
+            async for piece in pieces:
+                came += len(piece)
+                if came > most:
+                    raise ArchiveError(f"its archive is larger than the {most:,} bytes that it may have")
+                await aside("code", append, partial, piece)
 
     async def _pieces(self, digest: str) -> AsyncGenerator[bytes, None]:
         """The archive as it comes; whatever is wrong with the network is `_Unreachable`."""

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from evertrain.agent.aside import aside
+from evertrain.agent.aside import append, aside
 from evertrain.controller.capture import Asked, capture
 from evertrain.model.code import Code, Diff
 from evertrain.model.spec import ControllerSpec
@@ -27,7 +27,6 @@ from evertrain.versions.errors import ArchiveError
 _log = logging.getLogger(__name__)
 
 _ARRIVING = re.compile(r"\.[0-9a-f]{16}\.arriving")
-_WRITE_BYTES = 1 << 20
 
 
 class CodeStore:
@@ -78,13 +77,12 @@ class CodeStore:
         most, came = self._config.most_archive_bytes, 0
         try:
             await aside("code", self._make_room)
-            with await aside("code", partial.open, "xb", _WRITE_BYTES) as file:
-                async for piece in pieces:
-                    came += len(piece)
-                    if came > most:
-                        raise ArchiveError(f"the archive is larger than {most:,} bytes (code.most_bytes of the config)")
-                    await aside("code", file.write, piece)
-                await aside("code", file.flush)
+            await aside("code", partial.touch, 0o600, False)
+            async for piece in pieces:
+                came += len(piece)
+                if came > most:
+                    raise ArchiveError(f"the archive is larger than {most:,} bytes (code.most_bytes of the config)")
+                await aside("code", append, partial, piece)
             return await aside("code", self._take_in, partial, digest)
         finally:
             aside("code", self._discard, partial)

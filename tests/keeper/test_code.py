@@ -78,11 +78,19 @@ def test_the_same_code_again_and_the_same_files_under_another_number_change_noth
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"digest": ""}, {"folder": "relative"}, {"root": ""}, {"version": "x"}, {"digest": None, "folder": None}],
+    [
+        {"digest": ""},
+        {"folder": "relative"},
+        {"root": ""},
+        {"version": "x"},
+        {"digest": None},
+        {"folder": 7},
+        {"root": ...},
+    ],
 )
 def test_code_that_says_too_little_is_refused(start_node: StartNode, tmp_path: Path, wrong: Json) -> None:
     node = start_node(SCRIPT)
-    code = {name: value for name, value in (version(tmp_path, "x") | wrong).items() if value is not None}
+    code = {name: value for name, value in (version(tmp_path, "x") | wrong).items() if value is not ...}
     node.send(do="configure", term=1, env={}, code=code)
     assert node.wait_for_error().startswith("not understood")
     assert node.state["code"] is None

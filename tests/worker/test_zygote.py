@@ -22,7 +22,10 @@ def python(body: str) -> str:
     return done.stdout
 
 
-def test_preloading_leaves_no_thread_no_variable_and_no_cuda() -> None:
+def test_preloading_leaves_no_thread_no_variable_no_cuda_and_one_version(tmp_path: Path) -> None:
+    for name in ("root/mine.py", "v2/mine.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
     out = python(
         "from evertrain.worker import preload\nbefore = dict(os.environ)\n"
         "preload.load({'kind': 'script', 'target': 'x/train.py', 'args': []}, [], frozenset(sys.modules))\n"
@@ -33,9 +36,16 @@ def test_preloading_leaves_no_thread_no_variable_and_no_cuda() -> None:
         "torch.cuda._is_in_bad_fork = lambda: True; print(preload.why_not_fork())\n"
         "torch.cuda._is_in_bad_fork = lambda: False\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start(); print(preload.why_not_fork())\n"
+        f"sys.path.append({str(tmp_path / 'root')!r})\n"
+        "import mine\nfrom evertrain.worker import version\n"
+        f"version.current = version.Version({str(tmp_path / 'root')!r}, {str(tmp_path / 'v2')!r})\n"
+        "try: preload.load({'kind': 'script', 'target': 'x/train.py', 'args': []}, [], frozenset(sys.modules))\n"
+        "except preload.Unfit as unfit: print(unfit, unfit.instead)\n"
     ).splitlines()
     assert out[0] == f"None True {Path('x').absolute()}"
-    assert out[1:] == [*["CUDA has been initialised by an import"] * 2, "imports have left 2 threads"]
+    assert out[1:4] == [*["CUDA has been initialised by an import"] * 2, "imports have left 2 threads"]
+    where = f"module mine was loaded from {tmp_path}/root/mine.py, but its version is {tmp_path}/v2/mine.py"
+    assert out[4:] == [f"an import is not of the version that ranks are to run: {where} spawn"]
 
 
 def test_memory_is_gathered_into_huge_pages_and_stays_what_it_was() -> None:

@@ -217,8 +217,9 @@ _COMMANDS: dict[str, Callable[[Keeper, Message], None]] = {
 def _read_code(given: Message | None) -> Message | None:
     if given is None:
         return None
-    code = {name: str(given[name]) for name in ("digest", "root", "folder")}
-    if not all(code.values()) or not os.path.isabs(code["root"]) or not os.path.isabs(code["folder"]):
+    code = {name: given[name] for name in ("digest", "root", "folder")}
+    is_text = all(isinstance(value, str) and value for value in code.values())
+    if not is_text or not os.path.isabs(code["root"]) or not os.path.isabs(code["folder"]):
         raise ValueError(f"code without a digest, or whose folders are not absolute: {given}")
     return {"version": int(given["version"]), **code}
 
@@ -229,9 +230,9 @@ def _place(code: Message | None) -> Message | None:
 
 
 def _name(code: Message | None) -> str:
-    return (
-        f"version {code['version']} ({code['digest'][:12]}) from {code['folder']}" if code else "the user's own files"
-    )
+    if code is None:
+        return "the user's own files"
+    return f"version {code['version']} ({code['digest'][:12]}) from {code['folder']}"
 
 
 def end_time(spec: dict[str, Any], *, owner_left: float | None, agent_left: float | None) -> float | None:

@@ -58,6 +58,8 @@ def run(go: Go, given: Given, startup: frozenset[str]) -> None:
     disguise.name_process(os.path.basename(given["python"]))
     sys.orig_argv[:] = real
     script.forget_clashes(command, startup)
+    if version.current is not None:
+        session.code_check = version.check
     if "unknown" in go:
         early = session.barrier = Barrier(given["channel"], command, go["unknown"], given.get("code_root", ""))
     try:

@@ -7,8 +7,10 @@ opened by other means than Python's own (a library in C, a program) is not seen.
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
+from zlib import crc32
 
 from evertrain.worker.version import Version
 
@@ -31,9 +33,6 @@ def watch(version: Version, who: str) -> None:
 
 def hook(version: Version, who: str) -> Hook:
     """The audit hook: called with every event of the interpreter, it leaves all but a few at once."""
-    import mmap
-    from zlib import crc32
-
     # shared with forked children: a data loader's workers come anew in each epoch, and what was said is known to them
     noted = mmap.mmap(-1, _NOTED_BITS)
     linked: set[str] = set()

@@ -16,12 +16,13 @@ import os
 import sys
 import time
 
-from evertrain.worker import page, version
+from evertrain.worker import page
 from evertrain.worker.page import PageWriter
 from evertrain.worker.steps import Durations, StepCounter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, SupportsFloat
 
     from evertrain.worker.barrier import Barrier
@@ -79,7 +80,7 @@ class Session:
         """Where the state is copied to, whichever Checkpointer saves it; there once a Checkpointer is."""
         self._environment = environment
         self._environment_checked = False
-        self._code_checked = version.current is None
+        self._code_checked = code_check is None
         self._base = "start"
         self._declared: list[str] = []
         # relative steps at the moment when the absolute step was last known
@@ -117,8 +118,8 @@ class Session:
 
     def check_code(self) -> None:
         """Raise, until it is not so, where this rank has imported code of another version than it is to run."""
-        if not self._code_checked:
-            version.check(self.rank)
+        if not self._code_checked and code_check is not None:
+            code_check(self.rank)
             self._code_checked = True
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -217,6 +218,8 @@ class Session:
 current: Session | None = None
 barrier: Barrier | None = None
 """In a process that runs its script before it is known which rank it is."""
+code_check: Callable[[int], None] | None = None
+"""Raises where the rank of this number has imported code of another version than its own; None: there is but one."""
 
 
 def begin(given: dict[str, Any], environment: dict[str, str] | None = None) -> None:

@@ -37,9 +37,10 @@ class Version:
         # by every name that they may be met under
         self.roots = _beginnings(self.root)
         self.folders = _beginnings(self.folder)
-        # the folder itself is changed again by the byte code that is kept in it
-        manifest = f"{self.folder}.json"
-        self._made_ns = os.stat(manifest if os.path.exists(manifest) else self.folder).st_ctime_ns
+        self._made_ns = os.stat(self.folder).st_ctime_ns
+        # the folder itself is changed again by the byte code that is kept in it, what describes it is not
+        if os.path.exists(manifest := f"{self.folder}.json"):
+            self._made_ns = os.stat(manifest).st_ctime_ns
 
     def inside(self, path: str) -> str | None:
         """Where an absolute path would lie in the folder; None where it is not under the root, or in there already."""
@@ -129,8 +130,10 @@ def enter(given: dict[str, Any]) -> dict[str, Any]:
         is_looked_up = command["kind"] == "program" and os.sep not in command["target"]
         command = command if is_looked_up else {**command, "target": version.script(command["target"])}
     if command["kind"] != "program":
-        from evertrain.worker import finder
+        # both now: later a module of the standard library that they import may have a namesake beside the script
+        from evertrain.worker import finder, reads
 
+        assert reads
         sys.path[:] = [version.held(entry) or entry if entry else entry for entry in sys.path]
         finder.install(version)
     return {**given, "command": command}

@@ -281,6 +281,36 @@ def test_before_it_ends_for_its_code_a_recent_change_is_undone() -> None:
     assert names(job.fails(**BUG, step=3)) == ["Stop"]
 
 
+def test_an_exception_right_after_a_change_is_answered_at_once() -> None:
+    assert names(Job(policy=ALL).fails(**BUG)) == ["RollBack"]
+
+
+def test_a_change_of_yesterday_is_not_suspected() -> None:
+    job = Job(policy=ALL)
+    job.now += ALL.code.recent_s + 1
+    assert names(job.fails(**BUG, step=3)) == ["Restart"]
+    job.restarts()
+    assert names(job.fails(**BUG, step=3)) == ["Stop"]
+
+
+def test_an_update_that_waits_comes_before_a_roll_back() -> None:
+    job = Job(policy=ALL)
+    job.asks_for_update(urgent=False)
+    (action,) = job.fails(**BUG)
+    assert names((action,)) == ["Restart"] and "version 3" in action.because
+
+
+def test_a_hang_that_a_change_has_brought_is_rolled_back() -> None:
+    job = Job(policy=ALL)
+    assert names(job.fails("hang", cause="hang (still)")) == ["Restart"]
+    job.restarts()
+    assert names(job.fails("hang", cause="hang (still)")) == ["RollBack"]
+    unchanged = Job()
+    unchanged.fails("hang", nodes=(), cause="hang (still)")
+    unchanged.restarts()
+    assert names(unchanged.fails("hang", nodes=(), cause="hang (still)")) == ["Restart"]
+
+
 def test_the_same_exception_in_an_earlier_run_does_not_count() -> None:
     job = Job()
     job.fails(**BUG, step=3, progress=True)

@@ -67,24 +67,31 @@ class Job:
 
     def update(self) -> None:
         """The user has changed the code, and it runs."""
-        numbers = (1, 2) if not self.state.versions else (max(self.state.versions) + 1,)
-        for number in numbers:
-            version = Version(number=number, code=Code(digest=f"code {number}", files=1, bytes=1))
-            self.write(r.VersionKept(time=self.now, version=version, is_own=number == 1))
+        self.asks_for_update(urgent=True)
         attempt = self.state.attempt
         assert attempt is not None
-        self.write(
-            r.ChangeAsked(
-                time=self.now, change=f"update-{numbers[-1]}", act="update", version=numbers[-1],
-                parent=numbers[-1] - 1, latest=self.now,
-            )
-        )  # fmt: skip
         self.write(
             r.AttemptEnded(
                 time=self.now, attempt=attempt.number, outcome="restarted", step=None, relative_step=0, progress=False
             )
         )
         self.start()
+
+    def asks_for_update(self, *, urgent: bool) -> None:
+        if not self.state.versions:
+            self._know(1)
+        number = max(self.state.versions) + 1
+        self._know(number)
+        self.write(
+            r.ChangeAsked(
+                time=self.now, change=f"update-{number}", act="update", version=number,
+                parent=changes.in_force(self.state), latest=self.now if urgent else self.now + 1e6,
+            )
+        )  # fmt: skip
+
+    def _know(self, number: int) -> None:
+        version = Version(number=number, code=Code(digest=f"code {number}", files=1, bytes=1))
+        self.write(r.VersionKept(time=self.now, version=version, is_own=number == 1))
 
     def becomes(self, node: str, state: Any) -> None:
         self.write(r.NodeChanged(time=self.now, node=node, state=state, because=f"it is {state}"))

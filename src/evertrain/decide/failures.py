@@ -81,9 +81,6 @@ def _answer(state: JobState, event: AttemptFailed, policy: Policy, idle: int) ->
         return (Restart(because=because),)
     if event.source == "hang":
         return hang(state, event, policy, idle)
-    if event.is_damage and idle and _can_roll_back(state, policy, event.time):
-        # what cannot be read any more may only have another layout
-        return (_roll_back(state, _what(event)),)
     if event.is_damage:
         return (Restart(because=f"{_what(event)}: restart from other copies"),)
     if event.category == "storage":

@@ -223,3 +223,11 @@ def test_a_change_between_two_looks_and_the_first_capture() -> None:
     ]
     assert narrate.lines(Seen(status(version=None)), Seen(status(version=1))) == []
     assert narrate.lines(None, Seen(status(version=5))) == ["attempt 1 runs"]
+
+
+def test_a_run_again_says_that_another_version_ran_last() -> None:
+    before, after = Seen(status(version=None)), Seen(status(version=1, left_version=3))
+    assert narrate.lines(before, after) == [
+        "your own files run, version 1; version 3 ran last: `evertrain rollback` can go on with it"
+    ]
+    assert narrate.lines(before, Seen(status(version=1, left_version=None))) == []

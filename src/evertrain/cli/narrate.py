@@ -63,9 +63,13 @@ def _change(was: Json, status: Json) -> list[str]:
 
 def _version(was: Json, status: Json) -> list[_Told]:
     """What ranks run from now on. What was captured when the job began is no news."""
-    version, old, asked = status.get("version"), was.get("version"), was.get("change")
+    version, old = status.get("version"), was.get("version")
+    if version is not None and old is None and (left := status.get("left_version")) is not None:
+        line = f"your own files run, version {version}; version {left} ran last: `evertrain rollback` can go on with it"
+        return [((status["attempt"], 0, 1), line)]
     if version is None or old is None or version == old:
         return []
+    asked = was.get("change") or status.get("last_change")
     why = f" ({_asked_for(asked)})" if asked is not None and asked["version"] == version else ""
     return [((status["attempt"], 0, 1), f"version {version} runs{why}")]
 

@@ -43,6 +43,14 @@ def last_applied(state: JobState) -> Json | None:
     return None if newest is None else _change(state, newest)
 
 
+def left_behind(state: JobState) -> int | None:
+    """The version that the run before this one ended with, where this one began with another."""
+    first = state.attempts[0].number if state.attempts else state.next_attempt
+    before = [version for attempt, version in state.ran.items() if attempt < first]
+    known = before[-1] if before else None
+    return known if state.own is not None and known != state.own else None
+
+
 def audit(state: JobState) -> list[Json]:
     """Who tried to have other code run, oldest first."""
     named = ("time", "act", "author", "address", "outcome", "detail")

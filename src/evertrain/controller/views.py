@@ -93,10 +93,11 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "exit_code": state.ended.exit_code if state.ended else None,
         "restarts": max(0, len(state.attempts) - 1),
         "resume": attempt.started.resume if attempt else None,
-        "restart": restart(state, state.restarts[-1].asked.restart) if state.restarts else None,
+        "restart": _newest_restart(state),
         "version": changes.in_force(state),
         "change": code_views.pending(state) if live else None,
         "last_change": code_views.last_applied(state),
+        "left_version": code_views.left_behind(state),
         "steps_seen": kind != "none",
         "incidents": len(state.incidents),
     }
@@ -128,6 +129,13 @@ def _cry(state: JobState) -> str:
         if asks and (not incident.opened.nodes or here.intersection(incident.opened.nodes)):
             return f"a human is needed: {asks[-1].because}"
     return ""
+
+
+def _newest_restart(state: JobState) -> dict[str, Any] | None:
+    """The last that the user asked for as such: ends of ranks for an update or a roll-back are shown as these."""
+    names = [one.asked.restart for one in state.restarts]
+    asked = [name for name in names if name not in state.changes or state.changes[name].asked.act == "restart"]
+    return restart(state, asked[-1]) if asked else None
 
 
 def restart(state: JobState, name: str) -> dict[str, Any] | None:

@@ -114,6 +114,17 @@ def test_arguments_that_name_what_the_version_holds(
     assert made.argument(word) == (word if inside is None else f"{name}{is_option}{made.folder}/{inside}")
 
 
+def test_a_folder_with_results_in_it_stays_where_it_is(
+    root: Path, made: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a script writes there must not land in the version folder, because a file in it is tracked."""
+    monkeypatch.chdir(root)
+    assert made.argument("--config=./conf") == f"--config={made.folder}/conf"
+    (root / "conf" / "step-10.txt").write_text("saved meanwhile")
+    assert made.argument("--out=./conf") == "--out=./conf"
+    assert made.argument("conf/base.yaml") == f"{made.folder}/conf/base.yaml"
+
+
 def test_absolute_arguments(root: Path, made: Version) -> None:
     assert made.argument(f"--c={root}/conf/base.yaml") == f"--c={made.folder}/conf/base.yaml"
     assert made.argument(f"{root}/data") == f"{root}/data"

@@ -95,7 +95,20 @@ class Version:
         # a folder that the process is in says where, not what: outputs stay where they are
         if inside is None or _is_above_here(value) or (os.sep not in value and _is_a_word_too(inside)):
             return word
+        if os.path.isdir(inside) and self._is_written_to(value, inside):
+            return word
         return f"{name}{is_option}{inside}"
+
+    def _is_written_to(self, original: str, inside: str) -> bool:
+        """Whether a folder is there for more than code: results, data. What is kept empty waits for them."""
+        try:
+            names = os.listdir(original)
+        except OSError:
+            return False
+        mine = [name for name in names if name != "__pycache__"]
+        return all(name.startswith(".") for name in mine) or not all(
+            self.holds(os.path.join(inside, name)) for name in mine
+        )
 
     def misplaced(self) -> Iterator[tuple[str, str, str]]:
         """Name, file and right place of each module that was loaded from the root although the version has another."""
@@ -195,9 +208,6 @@ def _is_above_here(value: str) -> bool:
 def _is_a_word_too(inside: str) -> bool:
     """Whether a name without a slash is more likely not meant as the folder that it names.
 
-    `--model gpt` beside a package `gpt`, `--out results` beside a folder that is kept empty.
+    `--model gpt` beside a package `gpt`.
     """
-    if not os.path.isdir(inside):
-        return False
-    held = os.listdir(inside)
-    return "__init__.py" in held or all(name.startswith(".") for name in held)
+    return os.path.exists(os.path.join(inside, "__init__.py"))

@@ -270,6 +270,8 @@ class SignalRaised(Record, frozen=True, kw_only=True):
     node: str
     signal: str
     evidence: str
+    key: str = ""
+    """Of the sign that an own sensor has reported; empty: somebody else has told."""
 
 
 class HangSuspected(Record, frozen=True, kw_only=True):

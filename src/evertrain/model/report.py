@@ -27,6 +27,7 @@ from evertrain.model.copies import (
     UploadOrder,
     UploadReport,
 )
+from evertrain.model.sensing import SensorState, Sign
 
 DISMISSED = 4409
 """Close code of the WebSocket: the run that an agent belongs to is over, or goes on without its node."""
@@ -239,6 +240,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     upload: UploadReport | None = None
     self_check: SelfCheck | None = None
     """The newest that is over; None: none yet."""
+    sensors: tuple[SensorState, ...] = ()
+    signs: tuple[Sign, ...] = ()
+    """That hold, or were seen within the last minutes."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):

@@ -17,6 +17,7 @@ COMMANDS = {
     "status": "how is the job doing?",
     "incidents": "what went wrong, what was done, and what did it cost?",
     "explain": "what happened here? a verdict from any pile of logs and dumps, without a job",
+    "check": "is this machine fit to train on? host, GPUs, network; with a monitoring plug-in's exit codes",
     "report": "where did the time go? productive and lost seconds, by incident, phase and cause",
     "restart": "end a job's ranks and let them go on: from a step, with other arguments, or to compare losses",
     "update": "have a running job go on with other code, with its next restart or at once",

@@ -47,6 +47,8 @@ def _show(seen: look.Look) -> None:
         out.print(f"and {len(workers) - RANKS_SHOWN} ranks more (--json shows all)")
     if recent := seen.incidents[-3:]:
         out.print(tables.incidents(recent))
+    if sensors := status.get("sensors"):
+        out.print(tables.sensors(sensors))
     out.print(f"active: {tables.listed(status['active'])}")
     out.print(f"blind: {tables.listed(status['blind'])}")
 

@@ -91,6 +91,17 @@ def workers(rows: Sequence[Json]) -> Table:
     return table
 
 
+def sensors(rows: Sequence[Json]) -> Table:
+    """One line a kind: on how many nodes it sees, and what it saw last on the first of them."""
+    table = plain_table("sensor", "sees", "blind", "none there", "last reading")
+    for row in rows:
+        where = f"{row['last_node']}: " if row["last_node"] is not None and row["ok"] > 1 else ""
+        table.add_row(
+            row["name"], str(row["ok"]), str(row["blind"]), str(row["absent"]), f"{where}{row['last']}" or "-"
+        )
+    return table
+
+
 def plain_table(*columns: str) -> Table:
     """Text to the left, whole lines."""
     table = Table(box=None, pad_edge=False, header_style="bold")

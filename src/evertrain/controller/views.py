@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from evertrain.controller import code_views, ledger, node_views
+from evertrain.controller import code_views, ledger, node_views, sensor_views
 from evertrain.controller.store import read_log
 from evertrain.decide import changes, joining, planned, resume, storing
 from evertrain.decide.applying import fold
@@ -87,6 +87,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "start": _start(picture, state),
         "workers": _workers(state, picture),
         "nodes": [_node(state, picture, node) for node in state.known_nodes()],
+        "sensors": sensor_views.sensors(state, picture) if live else [],
         "active": _active(state),
         "blind": _blind(state, picture, live),
         "message": _message(state, picture, now),
@@ -284,9 +285,9 @@ def _node(state: JobState, picture: Picture, node: str) -> dict[str, Any]:
 
 
 def _blind(state: JobState, picture: Picture, live: bool) -> list[str]:
-    blind = ["GPU, network and host inspections: not part of this version"]
     if not live:
-        return blind
+        return []
+    blind = sensor_views.blind(state, picture)
     for node in state.active_nodes() if state.run else ():
         report = picture.report(node)
         if report is None or not picture.connected(node):

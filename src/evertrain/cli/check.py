@@ -1,4 +1,4 @@
-"""`evertrain check [host|gpu|network|all]`: is this machine fit to train on? For a person or a scheduler, without a job.
+"""`evertrain check [host|gpu|network|all]`: is this machine fit to train on? For people and schedulers, without a job.
 
 The sensors of the agent look for a few seconds, in threads of their own; what hangs is left behind. The exit code is
 that of monitoring plug-ins, so it can be a Slurm prolog, epilog or HealthCheckProgram as it is: 0 all well; 1 something

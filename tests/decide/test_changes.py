@@ -11,7 +11,7 @@ from evertrain.decide import changes
 from evertrain.decide.changes import Refusal, Wish
 from evertrain.model import records as r
 from evertrain.model.code import Code
-from evertrain.model.config import CodeConfig, Config
+from evertrain.model.config import CodeConfig, Config, RestartConfig
 from evertrain.model.report import Exit, RankError
 from support.world import World
 
@@ -20,7 +20,7 @@ CONFIG = Config(code=CodeConfig(proven_steps=20))
 
 
 def training(count: int = 6, **options: object) -> World:
-    world = World(config=CONFIG, **options)  # type: ignore[arg-type]
+    world = World(**{"config": CONFIG, **options})  # type: ignore[arg-type]
     world.turns()
     world.capture()
     world.train(count)
@@ -194,6 +194,47 @@ def test_the_newest_of_two_changes_counts() -> None:
     world.turns()
     assert runs(world) == 3
     assert [seen(world, name)["outcome"] for name in (first, second)] == ["superseded", "applied"]
+
+
+def test_one_that_was_superseded_does_not_come_back_when_the_newer_one_is_dropped() -> None:
+    world = training()
+    first = world.change("new", within_s=3600)
+    world.turns()
+    for node in world.nodes.values():
+        node.code_trouble = "no room"
+    second = world.change("newer", within_s=3600)
+    world.turns()
+    assert [seen(world, name)["outcome"] for name in (first, second)] == ["superseded", "dropped"]
+    assert changes.pending(world.state) is None and code(world) == {""}
+    world.fail(0)
+    world.turns()
+    assert runs(world) == 1, "in place, as before: nothing has to come that no node has room for"
+
+
+def test_a_restart_goes_with_the_change_that_has_taken_the_place_of_its_own() -> None:
+    world = training()
+    world.nodes["node-1"].code_is_late = True
+    world.change("new", "again", act="restart")
+    world.write(r.RestartRequested(time=world.now, restart="again", attempt=1))
+    world.turn()
+    world.change("newer", within_s=3600)
+    world.turn()
+    world.nodes["node-1"].code_trouble = "no room"
+    world.turns()
+    assert runs(world) == 1 and len(world.state.attempts) == 1
+
+
+def test_a_restart_with_other_code_waits_for_the_code_and_not_only_for_imports() -> None:
+    config = Config(code=CodeConfig(fetch_s=600.0), restart=RestartConfig(node_return_s=20.0))
+    world = training(config=config)
+    world.nodes["node-1"].code_is_late = True
+    world.change("new", "again", act="restart")
+    world.write(r.RestartRequested(time=world.now, restart="again", attempt=1))
+    world.turns(20, seconds=5.0)
+    assert runs(world) == 1
+    world.nodes["node-1"].code_is_late = False
+    world.turns()
+    assert runs(world) == 2
 
 
 def test_two_updates_in_a_row() -> None:

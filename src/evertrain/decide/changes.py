@@ -60,9 +60,10 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pending(state: JobState) -> Change | None:
-    """The change that no attempt has carried out yet; a newer one takes the place of an older one."""
-    asked = [one for name in state.run_changes if (one := state.changes[name]).dropped is None]
-    return asked[-1] if asked and asked[-1].attempt is None else None
+    """The change that no attempt has carried out yet. A newer one takes the place of an older one for good, also where
+    it is dropped: whoever waited for the older one has been told so."""
+    newest = state.changes[state.run_changes[-1]] if state.run_changes else None
+    return newest if newest is not None and newest.dropped is None and newest.attempt is None else None
 
 
 def in_force(state: JobState) -> int | None:
@@ -97,8 +98,8 @@ def digest(state: JobState, version: int | None) -> str:
     if known is None or known.code is None:
         return ""
     own = state.versions[state.own].code if state.own is not None else None
-    of_run = (state.changes[name] for name in state.run_changes)
-    led_here = [one.asked for one in of_run if one.dropped is None]
+    of_run, waits = (state.changes[name] for name in state.run_changes), pending(state)
+    led_here = [one.asked for one in of_run if one.attempt is not None or one is waits]
     stays = all(one.act == "restart" and state.versions[one.version].code == own for one in led_here)
     return "" if stays else known.code.digest
 
@@ -252,17 +253,18 @@ def due(state: JobState, picture: Picture, attempt: Attempt, patience_s: float, 
     if incident is not None and incident.decided is None:
         return []
     waited_s = now - state.since(max(change.asked.latest, change.asked.time))
-    if (
-        attempt.resumed is not None
-        and not is_ready(state, picture)
-        and not _has_waited(state, picture, waited_s, patience_s)
-    ):
+    if not may_end(state, picture, attempt, waited_s, patience_s):
         return []
     return [r.RestartRequested(time=now, restart=name, attempt=attempt.number)]
 
 
-def _has_waited(state: JobState, picture: Picture, waited_s: float, patience_s: float) -> bool:
-    """Imports may take for ever; without its code nothing is ended at all."""
+def may_end(state: JobState, picture: Picture, attempt: Attempt, waited_s: float, patience_s: float) -> bool:
+    """Whether ranks that train need not go on any more until the next ones are prepared.
+
+    Imports may take for ever; without its code nothing is ended at all.
+    """
+    if attempt.resumed is None or is_ready(state, picture):
+        return True
     return waited_s > patience_s and all(_has_code(state, picture, node) for node in state.active_nodes())
 
 

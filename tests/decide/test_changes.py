@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evertrain.controller import code_views, views
-from evertrain.decide import changes
+from evertrain.decide import changes, rollback
 from evertrain.decide.changes import Refusal, Wish
 from evertrain.model import records as r
 from evertrain.model.code import Code
@@ -425,7 +425,7 @@ def test_the_newest_proven_version_is_gone_back_to() -> None:
     world.train(21)
     world.turn()
     assert [one.version for one in kinds(world, r.VersionProven)] == [2]
-    assert changes.pinned(world.state) is None
+    assert rollback.pinned(world.state) is None
     world.change("third")
     world.turns()
     world.change("fourth")
@@ -490,13 +490,108 @@ def test_the_last_save_before_a_switch_stays_until_the_version_has_proven_itself
     world = training()
     world.change("new")
     world.turns()
-    assert changes.pinned(world.state) == (1, 5)
+    assert rollback.pinned(world.state) == (1, 5)
     world.train(19)
     world.turn()
-    assert changes.pinned(world.state) == (1, 5)
+    assert rollback.pinned(world.state) == (1, 5)
     world.train(3)
     world.turn()
-    assert changes.pinned(world.state) is None
+    assert rollback.pinned(world.state) is None
+
+
+def test_another_update_after_a_roll_back_is_rolled_back_as_well() -> None:
+    world = training()
+    world.change("bad")
+    world.turns()
+    fails(world)
+    world.train(3)
+    world.change("bad, too")
+    world.turns()
+    assert runs(world) == 3
+    fails(world)
+    assert runs(world) == 1
+
+
+def test_what_is_pinned_is_what_a_roll_back_goes_on_from_also_after_another_update() -> None:
+    world = training()
+    world.change("second")
+    world.turns()
+    world.train(5)
+    world.turn()
+    world.change("third")
+    world.turns()
+    world.train(5)
+    world.turn()
+    fails(world, 15)
+    fails(world, 15)
+    attempt = world.state.active
+    assert runs(world) == 1 and attempt is not None
+    assert (attempt.started.resume, attempt.started.passed_over) == (5, ())
+
+
+def test_a_mended_version_is_tried_before_the_job_ends_for_want_of_progress() -> None:
+    world = training()
+    for _ in range(3):
+        world.fail(3, -11)
+        world.turns()
+    world.change("mended", within_s=3600)
+    world.turn()
+    world.fail(3, -11)
+    world.turns()
+    assert world.state.ended is None and runs(world) == 2
+
+
+def test_what_a_proven_version_has_done_is_not_given_up() -> None:
+    world = training()
+    world.store(5)
+    world.change("new")
+    world.turns()
+    world.train(40)
+    world.turn()
+    for _ in range(2):
+        fails(world, 46)
+    attempt = world.state.active
+    assert runs(world) == 1 and attempt is not None
+    assert (attempt.started.resume, attempt.started.passed_over) == (45, ())
+
+
+def test_what_only_the_shared_store_has_of_a_version_is_gone_back_to() -> None:
+    world = training()
+    world.store(4)
+    world.change("new")
+    world.turns()
+    world.train(30)  # proven: nothing is pinned any more
+    world.turn()
+    world.train(5)
+    world.change(None, act="rollback", version=1, goes_back=True)
+    world.turns()
+    attempt = world.state.active
+    assert runs(world) == 1 and attempt is not None
+    assert (attempt.started.resume, attempt.started.folder) == (4, "step-4")
+
+
+def test_a_standby_that_cannot_have_the_version_does_not_take_over() -> None:
+    world = training(nodes=4, standby=2)
+    world.nodes["node-2"].code_trouble = "no room"
+    world.change("new")
+    world.turns()
+    assert world.state.usable_standbys() == ("node-3",), "and nobody else waits for it"
+    assert world.state.nodes["node-2"].because == "no room"
+    world.nodes["node-2"].code_trouble = ""
+    world.turns()
+    assert set(world.state.usable_standbys()) == {"node-2", "node-3"}
+
+
+def test_what_was_never_captured_is_not_the_version_of_a_later_run() -> None:
+    world = World(config=CONFIG)
+    world.turns()
+    world.train(3)
+    world.stop()
+    world.turns(20, seconds=1.0)
+    world.run_again()
+    world.turns()
+    world.capture("edited meanwhile")
+    assert world.state.ran == {1: None, 2: 1}
 
 
 @pytest.mark.parametrize("attempts", [1, 2])

@@ -334,7 +334,7 @@ class Conductor:
         """Send each node what should be, when it has changed or the node has just connected."""
         config, now, picture, fetches = self._spec.config, self.now(), self.picture, self._choose_fetches()
         running = self._state.active.by_node() if self._state.active is not None else {}
-        placed, pinned = self._state.ranks_by_node(), changes.pinned(self._state)
+        placed, pinned = self._state.ranks_by_node(), rollback.pinned(self._state)
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,

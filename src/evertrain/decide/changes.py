@@ -17,7 +17,6 @@ from evertrain.decide.state import Attempt, Change, Incident, JobState
 from evertrain.model import records as r
 from evertrain.model.code import ChangeKind, Code, CodeOrder, Diff, Version
 from evertrain.model.config import CodeConfig, Config
-from evertrain.model.copies import Save
 from evertrain.model.records import AnyRecord
 from evertrain.model.words import counted
 
@@ -320,21 +319,6 @@ def _done_before(state: JobState, attempt: Attempt, version: int) -> int:
             done += max(0, min(reached, behind) - began)
         behind = min(behind, began)
     return done
-
-
-def pinned(state: JobState) -> Save | None:
-    """The last save before the switch to a version that has not proven itself: what a roll-back would go on from."""
-    version = in_force(state)
-    if version is None or version in state.proven:
-        return None
-    names = (name for name in reversed(state.run_changes) if state.changes[name].attempt is not None)
-    change = next((state.changes[name] for name in names), None)
-    if change is None or change.asked.version != version or change.asked.goes_back:
-        return None
-    started = next((one.started for one in state.attempts if one.number == change.attempt), None)
-    if started is None or started.resume is None or started.resume_attempt is None or started.folder:
-        return None
-    return started.resume_attempt, started.resume
 
 
 def led_to_by(state: JobState, incident: Incident) -> r.ChangeAsked | None:

@@ -164,4 +164,4 @@ def _early(state: JobState, picture: Picture, spec: ControllerSpec, node: str) -
     # the first start of all is not to be slowed down; from then on what waits must stay, above all in an incident
     if not any(attempt.resumed is not None for attempt in state.attempts):
         return None
-    return _unnumbered(state, spec, changes.next_version(state), state.run.nproc_per_node)  # type: ignore[union-attr]
+    return _unnumbered(state, spec, changes.prepared(state).version, state.run.nproc_per_node)  # type: ignore[union-attr]

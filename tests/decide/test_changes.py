@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from evertrain.controller import code_views, views
 from evertrain.decide import changes, rollback
@@ -258,15 +259,49 @@ def test_an_update_during_a_recovery_comes_with_it() -> None:
 
 
 def test_an_update_just_after_a_start_waits_until_every_node_has_let_it_go() -> None:
+    world = training(nodes=3, standby=1)
+    world.spec = replace(world.spec, standby_barrier="init")
+    original, late = world._perform, ["node-1"]
+
+    def perform(node: Any, order: Any) -> None:
+        if node.name not in late or all(one.phase != "go" for one in order.attempts):
+            original(node, order)
+
+    world.fail(2)
+    world._perform = perform  # type: ignore[method-assign]
+    world.turns()
+    active = world.state.active
+    assert active is not None and active.number == 2 and set(world.running()) == {0, 1}
+    world.change("new", args=("--x",))
+    world.turns()
+    assert code(world) == {""}, "what was prepared for it must not be replaced now"
+    standby = world.nodes["node-2"].order
+    assert standby is not None and standby.early is not None and standby.early.args is None, (
+        "nor run with parts of both"
+    )
+    late.clear()
+    world.turns()
+    assert runs(world) == 2
+
+
+def test_ranks_of_a_program_go_on_until_every_node_has_the_code() -> None:
     world = World(config=CONFIG)
     world.turn()
-    world.turn()
+    for _ in range(8):
+        world.turn()
+        for rank in ALL:
+            if (process := world.process(rank)) is not None:
+                process.resumed = 0.0  # nobody sees a loop of theirs
     world.capture()
     assert world.state.active is not None and world.state.active.resumed is None
-    world.change("new", within_s=3600)
-    assert changes.prepared(world.state).digest == "", "what was prepared for it must not be replaced now"
+    world.nodes["node-1"].code_trouble = "no room"
+    name = world.change("new")
     world.turns()
-    assert runs(world) == 1 and code(world) == {"new"}
+    assert runs(world) == 1 and seen(world, name)["outcome"] == "dropped"
+    world.nodes["node-1"].code_trouble = ""
+    world.change("newer")
+    world.turns()
+    assert runs(world) == 3
 
 
 def test_the_same_code_is_no_change() -> None:

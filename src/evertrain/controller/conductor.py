@@ -335,6 +335,7 @@ class Conductor:
         config, now, picture, fetches = self._spec.config, self.now(), self.picture, self._choose_fetches()
         running = self._state.active.by_node() if self._state.active is not None else {}
         placed, pinned = self._state.ranks_by_node(), rollback.pinned(self._state)
+        prepared = changes.prepared(self._state, picture)
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
@@ -350,6 +351,7 @@ class Conductor:
                 reach=standbys.reach(self._state, picture, node),
                 placed=placed,
                 running=running,
+                prepared=prepared,
             )
             order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
             if self._sent.get(node) != order:

@@ -111,19 +111,27 @@ class Prepared(msgspec.Struct, frozen=True):
     env: dict[str, str]
 
 
-def prepared(state: JobState) -> Prepared:
-    """While an attempt is on its way into its loop not all nodes may have let it go: what it needs stays until then."""
+def prepared(state: JobState, picture: Picture) -> Prepared:
+    """Until all nodes have let an attempt go, it is what that needs."""
     attempt = state.active
-    if attempt is not None and attempt.ending is None and attempt.resumed is None:
+    stays = pending(state) is None or (attempt is not None and not _is_let_go(attempt, picture))
+    if attempt is not None and attempt.ending is None and stays:
         version = state.ran.get(attempt.number)
         return Prepared(version, attempt.started.code, env(state, version))
     version = next_version(state)
     return Prepared(version, digest(state, version), env(state, version))
 
 
-def order(state: JobState, config: CodeConfig) -> CodeOrder | None:
+def _is_let_go(attempt: Attempt, picture: Picture) -> bool:
+    """Whether all ranks of an attempt are processes of their own; of a program nobody sees more of its start."""
+    if attempt.resumed is not None:
+        return True
+    seen = (picture.attempt(node, attempt.number) for node in attempt.by_node())
+    return all(one is not None and one.phase in ("running", "ended") for one in seen)
+
+
+def order(state: JobState, wanted: Prepared, config: CodeConfig) -> CodeOrder | None:
     """The version that nodes are to prepare ranks with; None: the user's files."""
-    wanted = prepared(state)
     if not wanted.digest or wanted.version is None:
         return None
     code = state.versions[wanted.version].code
@@ -252,34 +260,23 @@ def due(state: JobState, picture: Picture, attempt: Attempt, patience_s: float, 
     if incident is not None and incident.decided is None:
         return []
     waited_s = now - state.since(max(change.asked.latest, change.asked.time))
-    if not may_end(state, picture, attempt, waited_s, patience_s):
+    if not may_end(state, picture, waited_s, patience_s):
         return []
     return [r.RestartRequested(time=now, restart=name, attempt=attempt.number)]
 
 
-def may_end(state: JobState, picture: Picture, attempt: Attempt, waited_s: float, patience_s: float) -> bool:
-    """Whether ranks that train need not go on any more until the next ones are prepared.
+def may_end(state: JobState, picture: Picture, waited_s: float, patience_s: float) -> bool:
+    """Whether ranks need not go on any more until the next ones are prepared.
 
     Imports may take for ever; without its code nothing is ended at all.
     """
-    if attempt.resumed is None or is_ready(state, picture):
-        return True
-    return waited_s > patience_s and all(_has_code(state, picture, node) for node in state.active_nodes())
-
-
-def is_ready(state: JobState, picture: Picture) -> bool:
-    """Whether every node has the code and the environment of the attempt to come, and all that is imported ahead."""
-    wanted = prepared(state)
+    wanted = prepared(state, picture)
+    if wanted.version != next_version(state):
+        return False
     reports = [picture.report(node) for node in state.active_nodes()]
-    return all(
-        one is not None and one.env == wanted.env and one.code == wanted.digest and one.starter.state == "ready"
-        for one in reports
-    )
-
-
-def _has_code(state: JobState, picture: Picture, node: str) -> bool:
-    report = picture.report(node)
-    return report is not None and report.code == prepared(state).digest
+    has_code = all(one is not None and one.code == wanted.digest for one in reports)
+    is_ready = all(one is not None and one.env == wanted.env and one.starter.state == "ready" for one in reports)
+    return has_code and (is_ready or waited_s > patience_s)
 
 
 # -- what has come of it ---------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def end(state: JobState, picture: Picture, attempt: Attempt, patience_s: float, 
     if change is None:
         because, signal = "a restart was asked for", 9
     else:
-        if not changes.may_end(state, picture, attempt, now - restart.asked.time, patience_s):
+        if not changes.may_end(state, picture, now - restart.asked.time, patience_s):
             return []
         # they may have something to save that nobody else does
         because, signal = f"{change.asked.act} to version {change.asked.version}", 15

@@ -65,7 +65,7 @@ def standing(state: JobState, picture: Picture, node: str, config: Config, now: 
         if known is None or silent_s < config.machines.broken_s:
             return None  # one that was never heard is not there yet
         return r.NodeChanged(time=now, node=node, state="lost", because=f"silent for {silent_s:.0f} s")
-    report, wanted = picture.report(node), changes.prepared(state).digest
+    report, wanted = picture.report(node), changes.prepared(state, picture).digest
     if report is not None and wanted and report.code_failed == wanted:
         return r.NodeChanged(time=now, node=node, state="unusable", because=report.code_problem)
     answer = _answer(picture, node)

@@ -175,7 +175,7 @@ def _of_another_size(state: JobState, picture: Picture) -> str:
 
 def _not_ready(state: JobState, picture: Picture) -> str:
     """Which node keeps the start waiting, and why; empty when all have prepared."""
-    nodes, code = state.active_nodes(), changes.prepared(state)
+    nodes, code = state.active_nodes(), changes.prepared(state, picture)
     wanted: dict[str, set[int]] = {}
     for rank, node in state.placement().items():
         wanted.setdefault(node, set()).add(rank)

@@ -2,6 +2,7 @@
 
 Back to the newest earlier version that has proven itself, else to the first one of the run; and to the newest
 checkpoint that this version has saved or begun with: what later versions have saved since may have another layout.
+Only what a version has saved that had proven itself is gone on from where it fails after all.
 """
 
 from __future__ import annotations

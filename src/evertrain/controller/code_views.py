@@ -136,6 +136,7 @@ def _change(state: JobState, found: Change) -> Json:
         "because": _because(state, found),
         "attempt": found.attempt,
         "resume": attempt.started.resume if attempt is not None else None,
+        "resume_version": state.ran.get(attempt.started.resume_attempt or 0) if attempt is not None else None,
         "back": attempt is not None and _is_back(state, attempt),
         "seconds": _seconds(state, attempt),
         "applied_time": attempt.started.time if attempt is not None else None,

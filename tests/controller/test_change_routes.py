@@ -1,0 +1,51 @@
+"""What a change is said to change."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from evertrain.controller import change_routes
+from evertrain.controller.conductor import Conductor
+from evertrain.decide.changes import Wish
+from evertrain.model.code import Code, Diff
+from support.world import World
+
+
+class Store:
+    """Knows all digests, and names the two of which a difference is asked for."""
+
+    def known(self, digest: str) -> Code:
+        return Code(digest=digest, files=1, bytes=1)
+
+    def diff(self, before: str, after: str) -> Diff:
+        return Diff(changed=(before, after), files=1)
+
+
+async def differs(world: World, wish: Wish, digest: str = "") -> Diff:
+    conductor = cast(Conductor, SimpleNamespace(code=Store(), state=world.state))
+    whole = await change_routes.with_code(conductor, wish, digest)
+    assert isinstance(whole, Wish)
+    return whole.diff
+
+
+def running(**wish: Any) -> World:
+    world = World()
+    world.turns()
+    world.capture()
+    world.train(3)
+    world.change("second", **wish)
+    world.turns()
+    return world
+
+
+async def test_what_changes_changes_in_what_runs_and_not_in_an_update_that_waits() -> None:
+    world = running(within_s=600, args=("--x",), env={"A": "1"})
+    found = await differs(world, Wish(change="c", act="update"), "third")
+    assert found == Diff(changed=("own", "third"), files=1, args=True, env=("A",)), "it takes along what waits"
+
+
+async def test_a_roll_back_without_a_version_says_as_well_what_it_changes() -> None:
+    world = running()
+    found = await differs(world, Wish(change="c", act="rollback"))
+    assert found.changed == ("second", "own")

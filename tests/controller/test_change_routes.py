@@ -1,14 +1,17 @@
-"""What a change is said to change."""
+"""What a change is said to change, and who is written down to have asked for it."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
 
+from aiohttp import web
+
 from evertrain.controller import change_routes
 from evertrain.controller.conductor import Conductor
 from evertrain.decide.changes import Wish
 from evertrain.model.code import Code, Diff
+from evertrain.model.records import Audited
 from support.world import World
 
 
@@ -37,6 +40,25 @@ def running(**wish: Any) -> World:
     world.change("second", **wish)
     world.turns()
     return world
+
+
+async def test_what_was_tried_is_written_down_once_with_what_it_was() -> None:
+    world, audited = running(), list[Audited]()
+    conductor = SimpleNamespace(
+        code=Store(), state=world.state, audit=audited.append, knows=lambda name: name in world.state.changes
+    )
+    request = SimpleNamespace(remote="127.0.0.1", headers={})
+
+    async def submit(name: str) -> None:
+        wish = Wish(change=name, act="update", author="ann", reason="a better loss")
+        asked = await change_routes.submit(
+            cast(Conductor, conductor), cast(web.Request, request), wish, "third", lambda whole: None
+        )
+        assert asked is None
+
+    await submit("new")
+    await submit("change-1")  # whoever does not hear that it was noted asks again
+    assert [(one.author, one.outcome, one.detail) for one in audited] == [("ann", "done", "third: a better loss")]
 
 
 async def test_what_changes_changes_in_what_runs_and_not_in_an_update_that_waits() -> None:

@@ -238,6 +238,17 @@ def test_a_restart_with_other_code_waits_for_the_code_and_not_only_for_imports()
     assert runs(world) == 2
 
 
+def test_what_waits_may_be_asked_for_sooner() -> None:
+    world = training()
+    first = world.change("new", within_s=3600)
+    later = changes.ask(world.state, Wish(change="x", act="update", code=_code("new"), within_s=3600), world.now + 1)
+    assert isinstance(later, Refusal) and later.is_same
+    second = world.change("new")
+    world.turns()
+    assert runs(world) == 2 and set(world.state.versions) == {1, 2}
+    assert [seen(world, name)["outcome"] for name in (first, second)] == ["superseded", "applied"]
+
+
 def test_two_updates_in_a_row() -> None:
     world = training()
     world.change("new")
@@ -486,11 +497,12 @@ def test_a_roll_back_of_the_user_goes_to_the_newest_step_of_that_version_or_of_a
         world.turns()
         world.train(3)
         world.turn()
-        world.change(None, act="rollback", version=1, goes_back=not keep)
+        world.change(None, act="rollback", version=1, goes_back=not keep, author="ann")
         world.turns()
         assert runs(world) == 1
         attempt = world.state.active
         assert attempt is not None and attempt.started.resume == resumed
+        assert seen(world, "change-1")["because"] == "ann has asked for it; version 1 runs again"
 
 
 def test_where_nothing_of_that_version_is_left_the_newest_step_is_taken() -> None:

@@ -92,10 +92,12 @@ async def submit(
 ) -> changes.Refusal | None:
     """Complete a wish, `ask` for it, and write down who did."""
     whole = await with_code(conductor, wish, digest)
+    is_known = conductor.knows(wish.change)
     refusal = whole if isinstance(whole, changes.Refusal) else ask(whole)
-    if refusal is None:
-        scopes.audit(conductor, request, wish.act, "done", told(wish), wish.author)
-    elif not refusal.soon:
+    if isinstance(whole, changes.Wish) and refusal is None:
+        if not is_known:  # else it was asked for again
+            scopes.audit(conductor, request, wish.act, "done", told(whole), wish.author)
+    elif refusal is not None and not refusal.soon:
         scopes.audit(conductor, request, wish.act, "refused", refusal.line, wish.author)
     return refusal
 

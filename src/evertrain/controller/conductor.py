@@ -188,6 +188,10 @@ class Conductor:
         self._wake.set()
         return None
 
+    def knows(self, change: str) -> bool:
+        """Whether a change of this name has been asked for."""
+        return change in self._noted().changes
+
     def audit(self, record: Audited) -> None:
         """Write down that somebody tried to change the code, well or not."""
         self._inbox.append(replace(record, time=self.now()))

@@ -168,8 +168,10 @@ def ask(state: JobState, wish: Wish, now: float) -> Refusal | list[AnyRecord]:
         number = version.number
         if number not in state.versions:
             records.append(r.VersionKept(time=now, version=version))
-    if number == base:
-        what = "is waited for" if pending(state) is not None else "runs"
+    waits = pending(state)
+    is_sooner = waits is not None and wish.act != "restart" and now + wish.within_s < waits.asked.latest
+    if number == base and not is_sooner:
+        what = "is waited for" if waits is not None else "runs"
         line = f"version {number} {what} already: there is nothing to change"
         return Refusal(line, wrong_usage=True, is_same=True)
     known = state.versions.get(number)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evertrain.controller import code_views, views
-from evertrain.decide import changes
+from evertrain.decide import changes, rollback
 from evertrain.decide.changes import Refusal, Wish
 from evertrain.model import records as r
 from evertrain.model.code import Code
@@ -341,6 +341,33 @@ def test_after_a_roll_back_the_same_error_ends_the_job() -> None:
     assert runs(world) == 1
     fails(world, 6)
     assert world.state.ended is not None, "it was not the change"
+
+
+def test_the_next_change_after_a_roll_back_is_rolled_back_as_well() -> None:
+    world = training()
+    for number, name in enumerate(("new", "also wrong", "still wrong"), start=2):
+        world.change(name)
+        world.turns()
+        assert runs(world) == number
+        fails(world)
+        assert runs(world) == 1, "training has not proven itself since the last one, but this is another change"
+    fails(world, 6)
+    fails(world, 6)
+    assert world.state.ended is not None
+
+
+def test_what_was_gone_back_from_is_not_gone_back_to_unless_it_is_named() -> None:
+    world = training()
+    world.change("new")
+    world.turns()
+    fails(world)
+    assert runs(world) == 1 and rollback.target(world.state) is None
+    world.change(None, act="rollback", version=2)
+    world.turns()
+    assert runs(world) == 2 and rollback.target(world.state) is None, "version 1 was left for it"
+    world.change("newest")
+    world.turns()
+    assert runs(world) == 3 and rollback.target(world.state) == 2
 
 
 def test_a_job_that_makes_progress_is_not_rolled_back() -> None:

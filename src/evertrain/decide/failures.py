@@ -239,10 +239,14 @@ def script_error(state: JobState, event: AttemptFailed, policy: Policy, idle: in
 
 
 def _can_roll_back(state: JobState, policy: Policy, now: float) -> bool:
-    """Whether a recent change of the code may be the cause, and undoing it has not been tried yet."""
-    if "roll_back" not in policy.sources or "roll_back" in state.memory.chain.asked:
+    """Whether a recent change of the code may be the cause, and undoing it has not been tried yet.
+
+    What is changed after a roll-back is another change, even if training has not proven itself in between.
+    """
+    change = rollback.recent(state, policy.code, now)
+    if "roll_back" not in policy.sources or change is None or rollback.target(state) is None:
         return False
-    return rollback.recent(state, policy.code, now) is not None and rollback.target(state) is not None
+    return "roll_back" not in state.memory.chain.asked or rollback.is_newer_than_any(state, change)
 
 
 def _roll_back(state: JobState, what: str, notes: tuple[str, ...] = ()) -> RollBack:

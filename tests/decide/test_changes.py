@@ -392,6 +392,8 @@ def test_crashes_after_an_update_lead_there_as_well() -> None:
     world.fail(3, -11)
     world.turns()
     assert runs(world) == 1
+    attempt = world.state.active
+    assert attempt is not None and attempt.started.resume == 5, "that version 2 fails says nothing about what 1 saved"
 
 
 def test_a_change_that_waits_is_tried_before_anything_is_rolled_back() -> None:

@@ -93,9 +93,9 @@ async def submit(
     """Complete a wish, `ask` for it, and write down who did."""
     whole = await with_code(conductor, wish, digest)
     refusal = whole if isinstance(whole, changes.Refusal) else ask(whole)
-    if refusal is None:
-        scopes.audit(conductor, request, wish.act, "done", told(wish), wish.author)
-    elif not refusal.soon:
+    if refusal is None and not isinstance(whole, changes.Refusal):
+        scopes.audit(conductor, request, wish.act, "done", told(whole), wish.author)
+    elif refusal is not None and not refusal.soon:
         scopes.audit(conductor, request, wish.act, "refused", refusal.line, wish.author)
     return refusal
 

@@ -430,6 +430,33 @@ def test_after_a_roll_back_the_same_error_ends_the_job() -> None:
     assert world.state.ended is not None, "it was not the change"
 
 
+def test_the_next_change_after_a_roll_back_is_rolled_back_as_well() -> None:
+    world = training()
+    for number, name in enumerate(("new", "also wrong", "still wrong"), start=2):
+        world.change(name)
+        world.turns()
+        assert runs(world) == number
+        fails(world)
+        assert runs(world) == 1, "training has not proven itself since the last one, but this is another change"
+    fails(world, 6)
+    fails(world, 6)
+    assert world.state.ended is not None
+
+
+def test_what_was_gone_back_from_is_not_gone_back_to_unless_it_is_named() -> None:
+    world = training()
+    world.change("new")
+    world.turns()
+    fails(world)
+    assert runs(world) == 1 and rollback.target(world.state) is None
+    world.change(None, act="rollback", version=2)
+    world.turns()
+    assert runs(world) == 2 and rollback.target(world.state) is None, "version 1 was left for it"
+    world.change("newest")
+    world.turns()
+    assert runs(world) == 3 and rollback.target(world.state) == 2
+
+
 def test_a_job_that_makes_progress_is_not_rolled_back() -> None:
     world = training()
     world.change("new")
@@ -452,6 +479,8 @@ def test_crashes_after_an_update_lead_there_as_well() -> None:
     world.fail(3, -11)
     world.turns()
     assert runs(world) == 1
+    attempt = world.state.active
+    assert attempt is not None and attempt.started.resume == 5, "that version 2 fails says nothing about what 1 saved"
 
 
 def test_a_change_that_waits_is_tried_before_anything_is_rolled_back() -> None:

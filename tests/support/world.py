@@ -396,7 +396,7 @@ class World:
             env=node.env,
             code=node.code,
             code_failed=node.code_failed,
-            code_problem=node.code_trouble if node.code_failed else "",
+            code_problem=f"{node.name}: {node.code_trouble}" if node.code_failed else "",
             comparisons=node.compared,
             flushed_step=node.flushed,
             transfer_port=7000,

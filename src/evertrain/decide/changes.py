@@ -232,7 +232,7 @@ def drop(state: JobState, picture: Picture, config: Config, now: float) -> list[
         if report is None or not picture.connected(node) or report.code == wanted:
             continue
         if report.code_failed == wanted:
-            return [_dropped(change, f"{node}: {report.code_problem}", now)]
+            return [_dropped(change, report.code_problem, now)]
         if late and waited_s > config.code.fetch_s:
             return [_dropped(change, f"{node} had not got it after {waited_s:.0f} s", now)]
     return []

@@ -21,14 +21,25 @@ def target(state: JobState) -> int | None:
 
     Source: ByteRobust reference section 17, row 11.
     """
-    now_runs = changes.in_force(state)
+    out = {changes.in_force(state), *_given_up(state)}
     earlier = dict.fromkeys(
         version
         for attempt in state.attempts
-        if (version := state.ran.get(attempt.number)) is not None and version != now_runs and _can_run(state, version)
+        if (version := state.ran.get(attempt.number)) is not None and version not in out and _can_run(state, version)
     )
     proven = [version for version in _latest_last(state) if version in earlier and version in state.proven]
     return proven[-1] if proven else next(iter(earlier), None)
+
+
+def _given_up(state: JobState) -> set[int]:
+    """Versions that were gone back from, and have not been asked for again since."""
+    out: set[int] = set()
+    for name in state.run_changes:
+        if (change := state.changes[name]).attempt is not None:
+            out.discard(change.asked.version)
+            if change.asked.act == "rollback" and change.asked.parent is not None:
+                out.add(change.asked.parent)
+    return out
 
 
 def _latest_last(state: JobState) -> list[int]:

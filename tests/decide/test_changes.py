@@ -652,7 +652,7 @@ def test_a_standby_that_cannot_have_the_version_does_not_take_over() -> None:
     world.change("new")
     world.turns()
     assert world.state.usable_standbys() == ("node-3",), "and nobody else waits for it"
-    assert world.state.nodes["node-2"].because == "no room"
+    assert world.state.nodes["node-2"].because == "node-2: no room"
     world.nodes["node-2"].code_trouble = ""
     world.turns()
     assert set(world.state.usable_standbys()) == {"node-2", "node-3"}

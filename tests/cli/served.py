@@ -113,8 +113,8 @@ def change(**different: Any) -> Json:
     usual = {
         "change": "c", "act": "update", "version": 2, "parent": 1, "urgent": True, "latest": 100.0, "time": 100.0,
         "author": "ann@box", "reason": "fix loss", "goes_back": False, "incident": None, "diff": diff(),
-        "outcome": "applied", "because": "", "attempt": 4, "resume": 120, "back": True, "seconds": 1.23,
-        "applied_time": 101.0, "ended": None,
+        "outcome": "applied", "because": "", "attempt": 4, "resume": 120,
+        "resume_version": 1, "back": True, "seconds": 1.23, "applied_time": 101.0, "ended": None,
     }  # fmt: skip
     return {**usual, **different}
 

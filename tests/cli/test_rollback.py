@@ -36,6 +36,13 @@ def back(**different: Any) -> Json:
     return change(**{**usual, **different})
 
 
+def test_a_checkpoint_of_another_version_is_not_called_its_own(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.answers["GET /v1/changes/"] = [(200, back(resume=90, resume_version=2))]
+    assert said(capsys)[-1] == "training goes on from step 90 of version 2: no checkpoint of version 1 is left"
+
+
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     assert main(["rollback", *words]) == 0, capsys.readouterr().err
     return capsys.readouterr().out.splitlines()

@@ -82,6 +82,10 @@ def test_the_audit(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert columns(line) == [
         narrate.day(100.0), "upload", "ann@box", "127.0.0.1", "refused", "a path that leads out"
     ]  # fmt: skip
+    entry = {**AUDIT[0], "detail": f"{'ab' * 32}: {'a long reason, ' * 30}"}
+    served.answers["GET /v1/audit"] = [(200, [entry])]
+    _, line = said(capsys, "--audit").splitlines()
+    assert columns(line)[4:] == ["refused", f"{'ab' * 6}: {'a long reason, ' * 30}".rstrip()], "nothing is cut off"
     served.answers["GET /v1/audit"] = [(200, [])]
     assert said(capsys, "--audit") == "job job: nobody has tried to have other code run\n"
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from evertrain.controller import code_views, views
-from evertrain.decide import changes
+from evertrain.decide import changes, rollback
 from evertrain.decide.changes import Refusal, Wish
 from evertrain.model import records as r
 from evertrain.model.code import Code
-from evertrain.model.config import CodeConfig, Config
+from evertrain.model.config import CodeConfig, Config, RestartConfig
 from evertrain.model.report import Exit, RankError
 from support.world import World
 
@@ -20,7 +21,7 @@ CONFIG = Config(code=CodeConfig(proven_steps=20))
 
 
 def training(count: int = 6, **options: object) -> World:
-    world = World(config=CONFIG, **options)  # type: ignore[arg-type]
+    world = World(**{"config": CONFIG, **options})  # type: ignore[arg-type]
     world.turns()
     world.capture()
     world.train(count)
@@ -196,6 +197,58 @@ def test_the_newest_of_two_changes_counts() -> None:
     assert [seen(world, name)["outcome"] for name in (first, second)] == ["superseded", "applied"]
 
 
+def test_one_that_was_superseded_does_not_come_back_when_the_newer_one_is_dropped() -> None:
+    world = training()
+    first = world.change("new", within_s=3600)
+    world.turns()
+    for node in world.nodes.values():
+        node.code_trouble = "no room"
+    second = world.change("newer", within_s=3600)
+    world.turns()
+    assert [seen(world, name)["outcome"] for name in (first, second)] == ["superseded", "dropped"]
+    assert changes.pending(world.state) is None and code(world) == {""}
+    world.fail(0)
+    world.turns()
+    assert runs(world) == 1, "in place, as before: nothing has to come that no node has room for"
+
+
+def test_a_restart_goes_with_the_change_that_has_taken_the_place_of_its_own() -> None:
+    world = training()
+    world.nodes["node-1"].code_is_late = True
+    world.change("new", "again", act="restart")
+    world.write(r.RestartRequested(time=world.now, restart="again", attempt=1))
+    world.turn()
+    world.change("newer", within_s=3600)
+    world.turn()
+    world.nodes["node-1"].code_trouble = "no room"
+    world.turns()
+    assert runs(world) == 1 and len(world.state.attempts) == 1
+
+
+def test_a_restart_with_other_code_waits_for_the_code_and_not_only_for_imports() -> None:
+    config = Config(code=CodeConfig(fetch_s=600.0), restart=RestartConfig(node_return_s=20.0))
+    world = training(config=config)
+    world.nodes["node-1"].code_is_late = True
+    world.change("new", "again", act="restart")
+    world.write(r.RestartRequested(time=world.now, restart="again", attempt=1))
+    world.turns(20, seconds=5.0)
+    assert runs(world) == 1
+    world.nodes["node-1"].code_is_late = False
+    world.turns()
+    assert runs(world) == 2
+
+
+def test_what_waits_may_be_asked_for_sooner() -> None:
+    world = training()
+    first = world.change("new", within_s=3600)
+    later = changes.ask(world.state, Wish(change="x", act="update", code=_code("new"), within_s=3600), world.now + 1)
+    assert isinstance(later, Refusal) and later.is_same
+    second = world.change("new")
+    world.turns()
+    assert runs(world) == 2 and set(world.state.versions) == {1, 2}
+    assert [seen(world, name)["outcome"] for name in (first, second)] == ["superseded", "applied"]
+
+
 def test_two_updates_in_a_row() -> None:
     world = training()
     world.change("new")
@@ -217,15 +270,49 @@ def test_an_update_during_a_recovery_comes_with_it() -> None:
 
 
 def test_an_update_just_after_a_start_waits_until_every_node_has_let_it_go() -> None:
+    world = training(nodes=3, standby=1)
+    world.spec = replace(world.spec, standby_barrier="init")
+    original, late = world._perform, ["node-1"]
+
+    def perform(node: Any, order: Any) -> None:
+        if node.name not in late or all(one.phase != "go" for one in order.attempts):
+            original(node, order)
+
+    world.fail(2)
+    world._perform = perform  # type: ignore[method-assign]
+    world.turns()
+    active = world.state.active
+    assert active is not None and active.number == 2 and set(world.running()) == {0, 1}
+    world.change("new", args=("--x",))
+    world.turns()
+    assert code(world) == {""}, "what was prepared for it must not be replaced now"
+    standby = world.nodes["node-2"].order
+    assert standby is not None and standby.early is not None and standby.early.args is None, (
+        "nor run with parts of both"
+    )
+    late.clear()
+    world.turns()
+    assert runs(world) == 2
+
+
+def test_ranks_of_a_program_go_on_until_every_node_has_the_code() -> None:
     world = World(config=CONFIG)
     world.turn()
-    world.turn()
+    for _ in range(8):
+        world.turn()
+        for rank in ALL:
+            if (process := world.process(rank)) is not None:
+                process.resumed = 0.0  # nobody sees a loop of theirs
     world.capture()
     assert world.state.active is not None and world.state.active.resumed is None
-    world.change("new", within_s=3600)
-    assert changes.prepared(world.state).digest == "", "what was prepared for it must not be replaced now"
+    world.nodes["node-1"].code_trouble = "no room"
+    name = world.change("new")
     world.turns()
-    assert runs(world) == 1 and code(world) == {"new"}
+    assert runs(world) == 1 and seen(world, name)["outcome"] == "dropped"
+    world.nodes["node-1"].code_trouble = ""
+    world.change("newer")
+    world.turns()
+    assert runs(world) == 3
 
 
 def test_the_same_code_is_no_change() -> None:
@@ -343,6 +430,33 @@ def test_after_a_roll_back_the_same_error_ends_the_job() -> None:
     assert world.state.ended is not None, "it was not the change"
 
 
+def test_the_next_change_after_a_roll_back_is_rolled_back_as_well() -> None:
+    world = training()
+    for number, name in enumerate(("new", "also wrong", "still wrong"), start=2):
+        world.change(name)
+        world.turns()
+        assert runs(world) == number
+        fails(world)
+        assert runs(world) == 1, "training has not proven itself since the last one, but this is another change"
+    fails(world, 6)
+    fails(world, 6)
+    assert world.state.ended is not None
+
+
+def test_what_was_gone_back_from_is_not_gone_back_to_unless_it_is_named() -> None:
+    world = training()
+    world.change("new")
+    world.turns()
+    fails(world)
+    assert runs(world) == 1 and rollback.target(world.state) is None
+    world.change(None, act="rollback", version=2)
+    world.turns()
+    assert runs(world) == 2 and rollback.target(world.state) is None, "version 1 was left for it"
+    world.change("newest")
+    world.turns()
+    assert runs(world) == 3 and rollback.target(world.state) == 2
+
+
 def test_a_job_that_makes_progress_is_not_rolled_back() -> None:
     world = training()
     world.change("new")
@@ -365,6 +479,8 @@ def test_crashes_after_an_update_lead_there_as_well() -> None:
     world.fail(3, -11)
     world.turns()
     assert runs(world) == 1
+    attempt = world.state.active
+    assert attempt is not None and attempt.started.resume == 5, "that version 2 fails says nothing about what 1 saved"
 
 
 def test_a_change_that_waits_is_tried_before_anything_is_rolled_back() -> None:
@@ -384,7 +500,7 @@ def test_the_newest_proven_version_is_gone_back_to() -> None:
     world.train(21)
     world.turn()
     assert [one.version for one in kinds(world, r.VersionProven)] == [2]
-    assert changes.pinned(world.state) is None
+    assert rollback.pinned(world.state) is None
     world.change("third")
     world.turns()
     world.change("fourth")
@@ -410,11 +526,12 @@ def test_a_roll_back_of_the_user_goes_to_the_newest_step_of_that_version_or_of_a
         world.turns()
         world.train(3)
         world.turn()
-        world.change(None, act="rollback", version=1, goes_back=not keep)
+        world.change(None, act="rollback", version=1, goes_back=not keep, author="ann")
         world.turns()
         assert runs(world) == 1
         attempt = world.state.active
         assert attempt is not None and attempt.started.resume == resumed
+        assert seen(world, "change-1")["because"] == "ann has asked for it; version 1 runs again"
 
 
 def test_where_nothing_of_that_version_is_left_the_newest_step_is_taken() -> None:
@@ -449,13 +566,108 @@ def test_the_last_save_before_a_switch_stays_until_the_version_has_proven_itself
     world = training()
     world.change("new")
     world.turns()
-    assert changes.pinned(world.state) == (1, 5)
+    assert rollback.pinned(world.state) == (1, 5)
     world.train(19)
     world.turn()
-    assert changes.pinned(world.state) == (1, 5)
+    assert rollback.pinned(world.state) == (1, 5)
     world.train(3)
     world.turn()
-    assert changes.pinned(world.state) is None
+    assert rollback.pinned(world.state) is None
+
+
+def test_another_update_after_a_roll_back_is_rolled_back_as_well() -> None:
+    world = training()
+    world.change("bad")
+    world.turns()
+    fails(world)
+    world.train(3)
+    world.change("bad, too")
+    world.turns()
+    assert runs(world) == 3
+    fails(world)
+    assert runs(world) == 1
+
+
+def test_what_is_pinned_is_what_a_roll_back_goes_on_from_also_after_another_update() -> None:
+    world = training()
+    world.change("second")
+    world.turns()
+    world.train(5)
+    world.turn()
+    world.change("third")
+    world.turns()
+    world.train(5)
+    world.turn()
+    fails(world, 15)
+    fails(world, 15)
+    attempt = world.state.active
+    assert runs(world) == 1 and attempt is not None
+    assert (attempt.started.resume, attempt.started.passed_over) == (5, ())
+
+
+def test_a_mended_version_is_tried_before_the_job_ends_for_want_of_progress() -> None:
+    world = training()
+    for _ in range(3):
+        world.fail(3, -11)
+        world.turns()
+    world.change("mended", within_s=3600)
+    world.turn()
+    world.fail(3, -11)
+    world.turns()
+    assert world.state.ended is None and runs(world) == 2
+
+
+def test_what_a_proven_version_has_done_is_not_given_up() -> None:
+    world = training()
+    world.store(5)
+    world.change("new")
+    world.turns()
+    world.train(40)
+    world.turn()
+    for _ in range(2):
+        fails(world, 46)
+    attempt = world.state.active
+    assert runs(world) == 1 and attempt is not None
+    assert (attempt.started.resume, attempt.started.passed_over) == (45, ())
+
+
+def test_what_only_the_shared_store_has_of_a_version_is_gone_back_to() -> None:
+    world = training()
+    world.store(4)
+    world.change("new")
+    world.turns()
+    world.train(30)  # proven: nothing is pinned any more
+    world.turn()
+    world.train(5)
+    world.change(None, act="rollback", version=1, goes_back=True)
+    world.turns()
+    attempt = world.state.active
+    assert runs(world) == 1 and attempt is not None
+    assert (attempt.started.resume, attempt.started.folder) == (4, "step-4")
+
+
+def test_a_standby_that_cannot_have_the_version_does_not_take_over() -> None:
+    world = training(nodes=4, standby=2)
+    world.nodes["node-2"].code_trouble = "no room"
+    world.change("new")
+    world.turns()
+    assert world.state.usable_standbys() == ("node-3",), "and nobody else waits for it"
+    assert world.state.nodes["node-2"].because == "node-2: no room"
+    world.nodes["node-2"].code_trouble = ""
+    world.turns()
+    assert set(world.state.usable_standbys()) == {"node-2", "node-3"}
+
+
+def test_what_was_never_captured_is_not_the_version_of_a_later_run() -> None:
+    world = World(config=CONFIG)
+    world.turns()
+    world.train(3)
+    world.stop()
+    world.turns(20, seconds=1.0)
+    world.run_again()
+    world.turns()
+    world.capture("edited meanwhile")
+    assert world.state.ran == {1: None, 2: 1}
 
 
 @pytest.mark.parametrize("attempts", [1, 2])

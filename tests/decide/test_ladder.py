@@ -293,6 +293,17 @@ def test_a_change_of_yesterday_is_not_suspected() -> None:
     assert names(job.fails(**BUG, step=3)) == ["Stop"]
 
 
+def test_an_exception_on_a_machine_that_is_known_to_be_broken_is_no_reason_to_undo_a_change() -> None:
+    job = Job(4, policy=ALL)
+    job.fault("node-1")
+    job.fails(signature="RuntimeError", category="gpu_hardware")
+    job.restarts()
+    assert "RollBack" not in names(job.fails(signature="RuntimeError", category="gpu_hardware"))
+    other = Job(4, policy=ALL)
+    other.fault("node-3")
+    assert names(other.fails(signature="RuntimeError")) == ["RollBack"], "another one is broken"
+
+
 def test_an_update_that_waits_comes_before_a_roll_back() -> None:
     job = Job(policy=ALL)
     job.asks_for_update(urgent=False)

@@ -283,7 +283,7 @@ def test_arguments_and_environment_stay_for_later_attempts_and_go_with_the_run()
     assert all(node.code == "" for node in world.nodes.values()), "the code is the same: it runs in place"
     world.write(r.RunStarted(time=world.now, run_id="job-2", nodes=tuple(world.nodes), standby=0, nproc_per_node=2,
                              fresh=False, start="zygote", command="t.py"))  # fmt: skip
-    assert changes.prepared(world.state) == changes.Prepared(None, "", {})
+    assert changes.prepared(world.state, world.picture()) == changes.Prepared(None, "", {})
     assert changes.args(world.state, None) is None
 
 

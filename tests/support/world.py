@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from evertrain.decide import changes, ladder, standbys, starting
+from evertrain.decide import changes, ladder, rollback, standbys, starting
 from evertrain.decide.applying import apply
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
@@ -396,7 +396,7 @@ class World:
             env=node.env,
             code=node.code,
             code_failed=node.code_failed,
-            code_problem=node.code_trouble if node.code_failed else "",
+            code_problem=f"{node.name}: {node.code_trouble}" if node.code_failed else "",
             comparisons=node.compared,
             flushed_step=node.flushed,
             transfer_port=7000,
@@ -446,7 +446,7 @@ class World:
         process.tokens += self.tokens_a_step
         if not process.passed and process.step > (-1 if held.reached is None else held.reached):
             process.passed = self.now
-        stays = changes.pinned(self.state)
+        stays = rollback.pinned(self.state)
         kept = [
             copy
             for copy in node.memory

@@ -121,10 +121,12 @@ def _lines(job: KnownJob, change: Json) -> list[str]:
 
 
 def _goes_on(change: Json) -> str:
-    resume, version = change["resume"], change["version"]
+    resume, version, saved_by = change["resume"], change["version"], change["resume_version"]
     if not change["goes_back"]:
         where = "at its beginning" if resume is None else f"from step {resume}"
         return f"training goes on {where}; what other versions have trained is kept"
     if resume is None:
         return f"training goes back to its beginning: there is no checkpoint of version {version}"
+    if saved_by is not None and saved_by != version:
+        return f"training goes on from step {resume} of version {saved_by}: no checkpoint of version {version} is left"
     return f"training goes back to step {resume}, the newest checkpoint of version {version}"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,9 @@ from evertrain.cli.registry import KnownJob
 Json = dict[str, Any]
 DIGEST = 12
 """So many of its digits are shown; six are enough to name a version."""
+_LONG_DIGEST = re.compile(rf"\b([0-9a-f]{{{DIGEST}}})[0-9a-f]{{{64 - DIGEST}}}\b")
+_PIPED_WIDTH = 2000
+"""Of lines that no terminal has to hold: nothing is cut off."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +58,7 @@ def _audit(job: KnownJob) -> Any:
 def _show(job: KnownJob, seen: Json) -> None:
     from evertrain.cli import tables
 
-    out = tables.console()
+    out = _console()
     if not seen["versions"]:
         out.print(f"job {job.job}: nothing of its code has been captured yet")
         return
@@ -76,6 +80,15 @@ def _show(job: KnownJob, seen: Json) -> None:
     for change in changes:
         if change["outcome"] == "pending":
             out.print(f"pending: {narrate.change(change)}")
+
+
+def _console() -> Any:
+    from evertrain.cli import tables
+
+    out = tables.console()
+    if not out.is_terminal:
+        out.width = _PIPED_WIDTH
+    return out
 
 
 def _from(version: Json, others: Sequence[Json]) -> str:
@@ -120,13 +133,18 @@ def state(version: Json, change: Json | None) -> str:
 def _show_audit(job: KnownJob, entries: Sequence[Json]) -> None:
     from evertrain.cli import tables
 
-    out = tables.console()
+    out = _console()
     if not entries:
         out.print(f"job {job.job}: nobody has tried to have other code run")
         return
     table = tables.plain_table("when", "what", "who", "from", "outcome", "detail")
     for one in entries:
         table.add_row(
-            narrate.day(one["time"]), one["act"], one["author"] or "-", one["address"], one["outcome"], one["detail"]
+            narrate.day(one["time"]),
+            one["act"],
+            one["author"] or "-",
+            one["address"],
+            one["outcome"],
+            _LONG_DIGEST.sub(r"\1", one["detail"]),
         )
     out.print(table)

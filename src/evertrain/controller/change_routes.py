@@ -17,7 +17,7 @@ from evertrain.agent.aside import aside
 from evertrain.controller import code_views, scopes
 from evertrain.controller.code_store import CodeStore
 from evertrain.controller.conductor import Conductor
-from evertrain.decide import changes
+from evertrain.decide import changes, rollback
 from evertrain.model.code import Code, Diff
 from evertrain.model.config import CodeConfig
 from evertrain.versions.errors import ArchiveError
@@ -92,20 +92,24 @@ async def submit(
 ) -> changes.Refusal | None:
     """Complete a wish, `ask` for it, and write down who did."""
     whole = await with_code(conductor, wish, digest)
+    is_known = conductor.knows(wish.change)
     refusal = whole if isinstance(whole, changes.Refusal) else ask(whole)
-    if refusal is None:
-        scopes.audit(conductor, request, wish.act, "done", told(wish), wish.author)
-    elif not refusal.soon:
+    if isinstance(whole, changes.Wish) and refusal is None:
+        if not is_known:  # else it was asked for again
+            scopes.audit(conductor, request, wish.act, "done", told(whole), wish.author)
+    elif refusal is not None and not refusal.soon:
         scopes.audit(conductor, request, wish.act, "refused", refusal.line, wish.author)
     return refusal
 
 
 async def with_code(conductor: Conductor, wish: changes.Wish, digest: str) -> changes.Wish | changes.Refusal:
-    """The wish with the code that was sent before, and what it changes; `digest` empty: as it is."""
+    """The wish with the code that was sent before, and what it changes in what runs; `digest` empty: as it is."""
     code = conductor.code
     state = conductor.state
+    runs = state.versions.get(changes.in_force(state) or 0)
     base = state.versions.get(changes.next_version(state) or 0)
-    target = state.versions.get(wish.version or 0)
+    number = rollback.target(state) if wish.act == "rollback" and wish.version is None else wish.version
+    target = state.versions.get(number or 0)
     found: Code | None = None
     if digest:
         found = await aside("code", code.known, digest)
@@ -113,13 +117,13 @@ async def with_code(conductor: Conductor, wish: changes.Wish, digest: str) -> ch
             return changes.Refusal(f"no code with the digest {digest[:12]} has been sent", wrong_usage=True)
     after = found or (target.code if target is not None else None) or (base.code if base is not None else None)
     diff = Diff()
-    if base is not None and base.code is not None and after is not None and base.code != after:
-        diff = await _diff(code, base.code.digest, after.digest)
-    if base is not None:
-        given = target.args if target is not None else wish.args
+    if runs is not None and runs.code is not None and after is not None and runs.code != after:
+        diff = await _diff(code, runs.code.digest, after.digest)
+    if runs is not None and base is not None:
+        given = target.args if target is not None else base.args if wish.args is None else wish.args
         added = target.env if target is not None else {**base.env, **wish.env}
-        names = tuple(sorted(name for name in {*added, *base.env} if added.get(name) != base.env.get(name)))
-        diff = msgspec.structs.replace(diff, args=given is not None and given != base.args, env=names)
+        names = tuple(sorted(name for name in {*added, *runs.env} if added.get(name) != runs.env.get(name)))
+        diff = msgspec.structs.replace(diff, args=given != runs.args, env=names)
     return msgspec.structs.replace(wish, code=found, diff=diff)
 
 

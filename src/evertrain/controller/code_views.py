@@ -136,6 +136,7 @@ def _change(state: JobState, found: Change) -> Json:
         "because": _because(state, found),
         "attempt": found.attempt,
         "resume": attempt.started.resume if attempt is not None else None,
+        "resume_version": state.ran.get(attempt.started.resume_attempt or 0) if attempt is not None else None,
         "back": attempt is not None and _is_back(state, attempt),
         "seconds": _seconds(state, attempt),
         "applied_time": attempt.started.time if attempt is not None else None,
@@ -189,6 +190,7 @@ def _because(state: JobState, found: Change) -> str:
         return f"the job ended before: {state.ended.message}"
     undone = _undone_by(state, found)
     if undone is not None:
-        return f"{undone.asked.reason}; version {undone.asked.version} runs again"
+        why = undone.asked.reason or f"{undone.asked.author or 'somebody'} has asked for it"
+        return f"{why}; version {undone.asked.version} runs again"
     proven = state.proven.get(found.asked.version)
     return proven.because if proven is not None and found.attempt is not None else ""

@@ -188,6 +188,10 @@ class Conductor:
         self._wake.set()
         return None
 
+    def knows(self, change: str) -> bool:
+        """Whether a change of this name has been asked for."""
+        return change in self._noted().changes
+
     def audit(self, record: Audited) -> None:
         """Write down that somebody tried to change the code, well or not."""
         self._inbox.append(replace(record, time=self.now()))
@@ -334,7 +338,8 @@ class Conductor:
         """Send each node what should be, when it has changed or the node has just connected."""
         config, now, picture, fetches = self._spec.config, self.now(), self.picture, self._choose_fetches()
         running = self._state.active.by_node() if self._state.active is not None else {}
-        placed, pinned = self._state.ranks_by_node(), changes.pinned(self._state)
+        placed, pinned = self._state.ranks_by_node(), rollback.pinned(self._state)
+        prepared = changes.prepared(self._state, picture)
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
@@ -350,6 +355,7 @@ class Conductor:
                 reach=standbys.reach(self._state, picture, node),
                 placed=placed,
                 running=running,
+                prepared=prepared,
             )
             order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
             if self._sent.get(node) != order:

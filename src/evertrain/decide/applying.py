@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from evertrain.decide.memory import Chain, Memory, evolve
+from evertrain.decide.memory import Chain, Memory, evolve, with_other_code
 from evertrain.decide.state import Attempt, Change, Incident, JobState, Restart
 from evertrain.model import decisions as d
 from evertrain.model import records as r
@@ -222,6 +222,8 @@ def _attempt_started(state: JobState, record: r.AttemptStarted) -> JobState:
         state = replace(state, best_step=record.resume)
     if change is not None:
         state = _with_change(state, replace(change, attempt=record.attempt))
+        if change.asked.act != "rollback":
+            state = replace(state, memory=with_other_code(state.memory))
     return replace(
         state,
         ran={**state.ran, record.attempt: record.version},
@@ -236,8 +238,9 @@ def _version_kept(state: JobState, record: r.VersionKept) -> JobState:
     state = replace(state, versions={**state.versions, version.number: version})
     if not record.is_own:
         return state
-    ran = {attempt: version.number if one is None else one for attempt, one in state.ran.items()}
-    return replace(state, own=version.number, ran=ran)
+    # what an earlier run ran that was never captured may have been something else
+    theirs = {attempt.number: version.number for attempt in state.attempts if state.ran[attempt.number] is None}
+    return replace(state, own=version.number, ran={**state.ran, **theirs})
 
 
 def _with_change(state: JobState, changed: Change) -> JobState:

@@ -17,7 +17,6 @@ from evertrain.decide.state import Attempt, Change, Incident, JobState
 from evertrain.model import records as r
 from evertrain.model.code import ChangeKind, Code, CodeOrder, Diff, Version
 from evertrain.model.config import CodeConfig, Config
-from evertrain.model.copies import Save
 from evertrain.model.records import AnyRecord
 from evertrain.model.words import counted
 
@@ -60,9 +59,10 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pending(state: JobState) -> Change | None:
-    """The change that no attempt has carried out yet; a newer one takes the place of an older one."""
-    asked = [one for name in state.run_changes if (one := state.changes[name]).dropped is None]
-    return asked[-1] if asked and asked[-1].attempt is None else None
+    """The change that no attempt has carried out yet. A newer one takes the place of an older one for good, also where
+    it is dropped: whoever waited for the older one has been told so."""
+    newest = state.changes[state.run_changes[-1]] if state.run_changes else None
+    return newest if newest is not None and newest.dropped is None and newest.attempt is None else None
 
 
 def in_force(state: JobState) -> int | None:
@@ -97,8 +97,8 @@ def digest(state: JobState, version: int | None) -> str:
     if known is None or known.code is None:
         return ""
     own = state.versions[state.own].code if state.own is not None else None
-    of_run = (state.changes[name] for name in state.run_changes)
-    led_here = [one.asked for one in of_run if one.dropped is None]
+    of_run, waits = (state.changes[name] for name in state.run_changes), pending(state)
+    led_here = [one.asked for one in of_run if one.attempt is not None or one is waits]
     stays = all(one.act == "restart" and state.versions[one.version].code == own for one in led_here)
     return "" if stays else known.code.digest
 
@@ -111,19 +111,27 @@ class Prepared(msgspec.Struct, frozen=True):
     env: dict[str, str]
 
 
-def prepared(state: JobState) -> Prepared:
-    """While an attempt is on its way into its loop not all nodes may have let it go: what it needs stays until then."""
+def prepared(state: JobState, picture: Picture) -> Prepared:
+    """Until all nodes have let an attempt go, it is what that needs."""
     attempt = state.active
-    if attempt is not None and attempt.ending is None and attempt.resumed is None:
+    stays = pending(state) is None or (attempt is not None and not _is_let_go(attempt, picture))
+    if attempt is not None and attempt.ending is None and stays:
         version = state.ran.get(attempt.number)
         return Prepared(version, attempt.started.code, env(state, version))
     version = next_version(state)
     return Prepared(version, digest(state, version), env(state, version))
 
 
-def order(state: JobState, config: CodeConfig) -> CodeOrder | None:
+def _is_let_go(attempt: Attempt, picture: Picture) -> bool:
+    """Whether all ranks of an attempt are processes of their own; of a program nobody sees more of its start."""
+    if attempt.resumed is not None:
+        return True
+    seen = (picture.attempt(node, attempt.number) for node in attempt.by_node())
+    return all(one is not None and one.phase in ("running", "ended") for one in seen)
+
+
+def order(state: JobState, wanted: Prepared, config: CodeConfig) -> CodeOrder | None:
     """The version that nodes are to prepare ranks with; None: the user's files."""
-    wanted = prepared(state)
     if not wanted.digest or wanted.version is None:
         return None
     code = state.versions[wanted.version].code
@@ -160,8 +168,10 @@ def ask(state: JobState, wish: Wish, now: float) -> Refusal | list[AnyRecord]:
         number = version.number
         if number not in state.versions:
             records.append(r.VersionKept(time=now, version=version))
-    if number == base:
-        what = "is waited for" if pending(state) is not None else "runs"
+    waits = pending(state)
+    is_sooner = waits is not None and wish.act != "restart" and now + wish.within_s < waits.asked.latest
+    if number == base and not is_sooner:
+        what = "is waited for" if waits is not None else "runs"
         line = f"version {number} {what} already: there is nothing to change"
         return Refusal(line, wrong_usage=True, is_same=True)
     known = state.versions.get(number)
@@ -222,7 +232,7 @@ def drop(state: JobState, picture: Picture, config: Config, now: float) -> list[
         if report is None or not picture.connected(node) or report.code == wanted:
             continue
         if report.code_failed == wanted:
-            return [_dropped(change, f"{node}: {report.code_problem}", now)]
+            return [_dropped(change, report.code_problem, now)]
         if late and waited_s > config.code.fetch_s:
             return [_dropped(change, f"{node} had not got it after {waited_s:.0f} s", now)]
     return []
@@ -252,33 +262,23 @@ def due(state: JobState, picture: Picture, attempt: Attempt, patience_s: float, 
     if incident is not None and incident.decided is None:
         return []
     waited_s = now - state.since(max(change.asked.latest, change.asked.time))
-    if (
-        attempt.resumed is not None
-        and not is_ready(state, picture)
-        and not _has_waited(state, picture, waited_s, patience_s)
-    ):
+    if not may_end(state, picture, waited_s, patience_s):
         return []
     return [r.RestartRequested(time=now, restart=name, attempt=attempt.number)]
 
 
-def _has_waited(state: JobState, picture: Picture, waited_s: float, patience_s: float) -> bool:
-    """Imports may take for ever; without its code nothing is ended at all."""
-    return waited_s > patience_s and all(_has_code(state, picture, node) for node in state.active_nodes())
+def may_end(state: JobState, picture: Picture, waited_s: float, patience_s: float) -> bool:
+    """Whether ranks need not go on any more until the next ones are prepared.
 
-
-def is_ready(state: JobState, picture: Picture) -> bool:
-    """Whether every node has the code and the environment of the attempt to come, and all that is imported ahead."""
-    wanted = prepared(state)
+    Imports may take for ever; without its code nothing is ended at all.
+    """
+    wanted = prepared(state, picture)
+    if wanted.version != next_version(state):
+        return False
     reports = [picture.report(node) for node in state.active_nodes()]
-    return all(
-        one is not None and one.env == wanted.env and one.code == wanted.digest and one.starter.state == "ready"
-        for one in reports
-    )
-
-
-def _has_code(state: JobState, picture: Picture, node: str) -> bool:
-    report = picture.report(node)
-    return report is not None and report.code == prepared(state).digest
+    has_code = all(one is not None and one.code == wanted.digest for one in reports)
+    is_ready = all(one is not None and one.env == wanted.env and one.starter.state == "ready" for one in reports)
+    return has_code and (is_ready or waited_s > patience_s)
 
 
 # -- what has come of it ---------------------------------------------------------------------------------------------
@@ -318,21 +318,6 @@ def _done_before(state: JobState, attempt: Attempt, version: int) -> int:
             done += max(0, min(reached, behind) - began)
         behind = min(behind, began)
     return done
-
-
-def pinned(state: JobState) -> Save | None:
-    """The last save before the switch to a version that has not proven itself: what a roll-back would go on from."""
-    version = in_force(state)
-    if version is None or version in state.proven:
-        return None
-    names = (name for name in reversed(state.run_changes) if state.changes[name].attempt is not None)
-    change = next((state.changes[name] for name in names), None)
-    if change is None or change.asked.version != version or change.asked.goes_back:
-        return None
-    started = next((one.started for one in state.attempts if one.number == change.attempt), None)
-    if started is None or started.resume is None or started.resume_attempt is None or started.folder:
-        return None
-    return started.resume_attempt, started.resume
 
 
 def led_to_by(state: JobState, incident: Incident) -> r.ChangeAsked | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from evertrain.decide import changes, planned, storing
+from evertrain.decide.changes import Prepared
 from evertrain.decide.closing import at_rest, flush_step
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
@@ -29,12 +30,15 @@ def desired(
     reach: tuple[Peer, ...] = (),
     placed: Mapping[str, tuple[int, ...]] | None = None,
     running: Mapping[str, tuple[int, ...]] | None = None,
+    prepared: Prepared | None = None,
 ) -> Desired:
     """Everything that `node` should be doing now.
 
     Its part in backups and restores is decided for all nodes at once. `placed` are all ranks by node, `running` those
-    of the active attempt; whoever asks for many nodes looks them up once.
+    of the active attempt, `prepared` what waits to become ranks; whoever asks for many nodes looks them up once.
     """
+    if prepared is None:
+        prepared = changes.prepared(state, picture)
     ranks = (state.ranks_by_node() if placed is None else placed).get(node, ())
     attempts: list[DesiredAttempt] = []
     if running is None:
@@ -58,8 +62,8 @@ def desired(
         ranks=ranks,
         last_attempt=state.next_attempt - 1,
         first_attempt=state.first_attempt,
-        env=changes.prepared(state).env,
-        code=changes.order(state, config.code),
+        env=prepared.env,
+        code=changes.order(state, prepared, config.code),
         compare=planned.compare(state),
         flush_step=flush_step(state, picture) if flushes else None,
         shutdown=ended is not None,
@@ -75,7 +79,7 @@ def desired(
         fetches=fetches,
         check=check,
         reach=reach,
-        early=_early(state, picture, spec, node),
+        early=_early(state, picture, spec, node, prepared),
     )
 
 
@@ -154,7 +158,7 @@ def _unnumbered(state: JobState, spec: ControllerSpec, version: int | None, rank
     )
 
 
-def _early(state: JobState, picture: Picture, spec: ControllerSpec, node: str) -> Go | None:
+def _early(state: JobState, picture: Picture, spec: ControllerSpec, node: str, prepared: Prepared) -> Go | None:
     """A standby that is fit runs its script up to `evertrain.init()`, if that is wanted and there is memory for it."""
     if spec.standby_barrier != "init" or state.closing or state.ended is not None or node not in state.standbys():
         return None
@@ -164,4 +168,4 @@ def _early(state: JobState, picture: Picture, spec: ControllerSpec, node: str) -
     # the first start of all is not to be slowed down; from then on what waits must stay, above all in an incident
     if not any(attempt.resumed is not None for attempt in state.attempts):
         return None
-    return _unnumbered(state, spec, changes.next_version(state), state.run.nproc_per_node)  # type: ignore[union-attr]
+    return _unnumbered(state, spec, prepared.version, state.run.nproc_per_node)  # type: ignore[union-attr]

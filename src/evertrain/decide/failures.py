@@ -59,7 +59,8 @@ def attempt_failed(state: JobState, event: AttemptFailed, policy: Policy) -> tup
         return (Stop(because=f"{_what(event)}; {used_up}"),)
     idle = without_progress(state, event)
     actions = _answer(state, event, policy, idle)
-    if idle >= policy.restart.no_progress_attempts and not _is_new(state, actions):
+    is_new = _is_new(state, actions) or changes.pending(state) is not None
+    if idle >= policy.restart.no_progress_attempts and not is_new:
         missing = _missing(policy)
         return (
             Stop(
@@ -135,7 +136,7 @@ def stuck(state: JobState, event: AttemptFailed, policy: Policy, nodes: tuple[st
 
 def hang(state: JobState, event: AttemptFailed, policy: Policy, idle: int) -> tuple[AnyAction, ...]:
     """A hang alone never convicts a node; one that a change of the code has brought comes back after a restart."""
-    if idle > 1 and _can_roll_back(state, policy, event.time):
+    if idle > 1 and _can_roll_back(state, policy, event.time, event):
         return (_roll_back(state, _what(event)),)
     named = eviction.still_active(state, event.nodes)
     if named and policy.hang_policy == "paper":
@@ -230,7 +231,7 @@ def hold(state: JobState, event: AttemptFailed, policy: Policy) -> tuple[AnyActi
 def script_error(state: JobState, event: AttemptFailed, policy: Policy, idle: int) -> tuple[AnyAction, ...]:
     """The script has raised an exception: no machine is to blame."""
     times = _same_error(state, event)
-    if idle and _can_roll_back(state, policy, event.time):
+    if idle and _can_roll_back(state, policy, event.time, event):
         return (_roll_back(state, _what(event)),)
     if times >= policy.restart.same_error_limit:
         often = {2: "twice"}.get(times, f"{times} times")
@@ -238,10 +239,13 @@ def script_error(state: JobState, event: AttemptFailed, policy: Policy, idle: in
     return (Restart(because=f"{_what(event)}: restart in place"),)
 
 
-def _can_roll_back(state: JobState, policy: Policy, now: float) -> bool:
+def _can_roll_back(state: JobState, policy: Policy, now: float, event: AttemptFailed | None) -> bool:
     """Whether a recent change of the code may be the cause, and undoing it has not been tried yet."""
     if "roll_back" not in policy.sources or "roll_back" in state.memory.chain.asked:
         return False
+    oldest, faults = now - policy.ladder.repeat_window_s, state.memory.faults
+    if event is not None and any(node in faults and faults[node].time >= oldest for node in event.nodes):
+        return False  # it is known to be broken, and only could not be replaced
     return rollback.recent(state, policy.code, now) is not None and rollback.target(state) is not None
 
 
@@ -303,18 +307,24 @@ def climb(state: JobState, event: AttemptFailed, policy: Policy, idle: int, agai
     tried = idle >= policy.restart.no_progress_attempts or ("inspect" in chain.asked and chain.evictions > 0)
     if not tried and chain.reattempts < policy.ladder.reattempts:
         return (Restart(because=_with_notes(f"{what}: one more attempt in place", notes)),)
-    return _after_reattempt(state, policy, event.time, idle, what, notes)
+    return _after_reattempt(state, policy, event.time, event, idle, what, notes)
 
 
 def _after_reattempt(
-    state: JobState, policy: Policy, now: float, idle: int, what: str, notes: tuple[str, ...]
+    state: JobState,
+    policy: Policy,
+    now: float,
+    event: AttemptFailed | None,
+    idle: int,
+    what: str,
+    notes: tuple[str, ...],
 ) -> tuple[AnyAction, ...]:
     """Another attempt on the same nodes with the same code is no news: the code, then the machines one by one."""
     if not idle:
         because = f"{_with_notes(what, notes)}: restart in place; it makes progress, so nothing is rolled back"
         return eviction.restart_and_ask(because, f"{what}; it goes on, but somebody should look")
     asked = state.memory.chain.asked
-    if _can_roll_back(state, policy, now):
+    if _can_roll_back(state, policy, now, event):
         return (_roll_back(state, what, notes),)
     if "roll_back" not in asked:
         notes = (
@@ -350,7 +360,7 @@ def answered(state: JobState, event: Answered, policy: Policy) -> tuple[AnyActio
     if event.rung == "inspect" and chain.reattempts < policy.ladder.reattempts:
         again = Restart(because=_with_notes(f"{what}: one more attempt in place", notes))
         return eviction.grown(state, (again,))
-    return eviction.grown(state, _after_reattempt(state, policy, event.time, idle, what, notes))
+    return eviction.grown(state, _after_reattempt(state, policy, event.time, failed, idle, what, notes))
 
 
 def _failure_of(state: JobState, incident: int) -> AttemptFailed | None:

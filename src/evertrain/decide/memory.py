@@ -129,6 +129,12 @@ def evolve(memory: Memory, event: AnyEvent, actions: tuple[AnyAction, ...], inci
     return memory
 
 
+def with_other_code(memory: Memory) -> Memory:
+    """The user has changed the code: that an older change was undone says nothing about this one."""
+    chain = memory.chain
+    return replace(memory, chain=replace(chain, asked=tuple(rung for rung in chain.asked if rung != "roll_back")))
+
+
 # -- what was seen -----------------------------------------------------------------------------------------------------
 
 

@@ -34,8 +34,10 @@ def pending(state: JobState) -> Restart | None:
     waits = newest is not None and attempt is not None and attempt.number == newest.asked.attempt
     if newest is None or not waits:
         return None
-    change = state.changes.get(newest.asked.restart)
-    return None if change is not None and change.dropped is not None else newest
+    came_with_change = newest.asked.restart in state.changes
+    # the newest one has taken the place of its own
+    is_dropped = came_with_change and state.changes[state.run_changes[-1]].dropped is not None
+    return None if is_dropped else newest
 
 
 def back(state: JobState, restart: Restart) -> Attempt | None:
@@ -109,7 +111,7 @@ def _no_such_step(asked: r.RestartRequested, held: list[int], step: int | None) 
 def end(state: JobState, picture: Picture, attempt: Attempt, patience_s: float, now: float) -> list[AnyRecord]:
     """End the ranks of the attempt that the restart is meant for.
 
-    They train on while processes with a new environment import what they need; not longer than `patience_s`.
+    They train on while processes of another version import what they need; not longer than `patience_s`.
     """
     restart = pending(state)
     if restart is None:
@@ -118,8 +120,7 @@ def end(state: JobState, picture: Picture, attempt: Attempt, patience_s: float, 
     if change is None:
         because, signal = "a restart was asked for", 9
     else:
-        in_time = now - restart.asked.time <= patience_s and attempt.resumed is not None
-        if in_time and not changes.is_ready(state, picture):
+        if not changes.may_end(state, picture, now - restart.asked.time, patience_s):
             return []
         # they may have something to save that nobody else does
         because, signal = f"{change.asked.act} to version {change.asked.version}", 15

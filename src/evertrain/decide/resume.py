@@ -244,10 +244,17 @@ def _pieces(reports: Mapping[str, NodeReport]) -> dict[Save, _Pieces]:
 
 
 def _spent(state: JobState) -> frozenset[tuple[Save, int, Tier]]:
-    """The copies that two attempts of this run went on from and went wrong soon after."""
+    """The copies that two attempts of this run went on from and went wrong soon after.
+
+    That a version of the code fails which has come since says nothing about what another one has saved: once it is gone
+    back from, training goes on there.
+    """
     tried: dict[tuple[Save, int, Tier], int] = defaultdict(int)
     for attempt in state.attempts:
         started = attempt.started
+        version = state.ran.get(attempt.number)
+        if version != state.own and version != state.ran.get(started.resume_attempt or 0):
+            continue
         if started.resume is not None and started.resume_attempt is not None and _went_wrong_soon(attempt):
             # `decide.storing` counts for the store itself
             for rank, tier in started.tiers.items() if not started.folder else ():

@@ -2,6 +2,7 @@
 
 Back to the newest earlier version that has proven itself, else to the first one of the run; and to the newest
 checkpoint that this version has saved or begun with: what later versions have saved since may have another layout.
+Only what a version has saved that had proven itself is gone on from where it fails after all.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from evertrain.decide.state import Change, JobState
 from evertrain.model import records as r
 from evertrain.model.code import Diff
 from evertrain.model.config import CodeConfig
+from evertrain.model.copies import Save
 from evertrain.model.records import AnyRecord
 
 
@@ -19,14 +21,25 @@ def target(state: JobState) -> int | None:
 
     Source: ByteRobust reference section 17, row 11.
     """
-    now_runs = changes.in_force(state)
+    out = {changes.in_force(state), *_given_up(state)}
     earlier = dict.fromkeys(
         version
         for attempt in state.attempts
-        if (version := state.ran.get(attempt.number)) is not None and version != now_runs and _can_run(state, version)
+        if (version := state.ran.get(attempt.number)) is not None and version not in out and _can_run(state, version)
     )
     proven = [version for version in _latest_last(state) if version in earlier and version in state.proven]
     return proven[-1] if proven else next(iter(earlier), None)
+
+
+def _given_up(state: JobState) -> set[int]:
+    """Versions that were gone back from, and have not been asked for again since."""
+    out: set[int] = set()
+    for name in state.run_changes:
+        if (change := state.changes[name]).attempt is not None:
+            out.discard(change.asked.version)
+            if change.asked.act == "rollback" and change.asked.parent is not None:
+                out.add(change.asked.parent)
+    return out
 
 
 def _latest_last(state: JobState) -> list[int]:
@@ -66,7 +79,8 @@ def ask(state: JobState, incident: int, now: float) -> list[AnyRecord]:
             latest=now,
             author="evertrain",
             reason=f"incident {incident}: {state.incidents[incident].opened.cause}",
-            goes_back=True,
+            # what a version has done that had proven itself is not given up for one failure
+            goes_back=parent not in state.proven,
             incident=incident,
             diff=_inverse(undone.asked.diff) if undone is not None and undone.asked.parent == number else Diff(),
         )
@@ -100,6 +114,22 @@ def newest_attempt(state: JobState) -> int | None:
 def last_of(state: JobState, version: int) -> int | None:
     """The last attempt of this life of the job that ran a version; None: none did."""
     return max((attempt for attempt, ran in state.ran.items() if ran == version), default=None)
+
+
+def pinned(state: JobState) -> Save | None:
+    """The save that a roll-back from a version that has not proven itself would go on from."""
+    version, number = changes.in_force(state), target(state)
+    if version is None or version in state.proven or number is None:
+        return None
+    names = (name for name in reversed(state.run_changes) if state.changes[name].attempt is not None)
+    change = next((state.changes[name] for name in names), None)
+    if change is None or change.asked.version != version or change.asked.goes_back:
+        return None
+    last = last_of(state, number)
+    started = next((one.started for one in state.attempts if last is not None and one.number > last), None)
+    if started is None or started.resume is None or started.resume_attempt is None or started.folder:
+        return None
+    return started.resume_attempt, started.resume
 
 
 def begins_anew(state: JobState) -> bool:

@@ -10,7 +10,7 @@ over goes on with the same ones. Evicted nodes are asked in every period; what f
 
 from __future__ import annotations
 
-from evertrain.decide import lost, starting
+from evertrain.decide import changes, lost, starting
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import JobState
 from evertrain.model import records as r
@@ -65,6 +65,9 @@ def standing(state: JobState, picture: Picture, node: str, config: Config, now: 
         if known is None or silent_s < config.machines.broken_s:
             return None  # one that was never heard is not there yet
         return r.NodeChanged(time=now, node=node, state="lost", because=f"silent for {silent_s:.0f} s")
+    report, wanted = picture.report(node), changes.prepared(state, picture).digest
+    if report is not None and wanted and report.code_failed == wanted:
+        return r.NodeChanged(time=now, node=node, state="unusable", because=report.code_problem)
     answer = _answer(picture, node)
     if answer is not None and _counts(state, answer, node, config):
         if answer.failed:

@@ -137,6 +137,8 @@ def _chosen(state: JobState, picture: Picture) -> Resume | None:
     chosen = resume.newest(state, picture, planned.latest_step(state))
     if chosen is not None or rollback.begins_anew(state):
         return chosen
+    if rollback.newest_attempt(state) is not None and storing.newer_than(None, state, picture, None) is not None:
+        return None  # what that version has saved is in the store only
     # what was there when a restart was asked for may have been overwritten since: never from nothing because of that
     return resume.newest(state, picture) or resume.newest(state, picture, of_any_version=True)
 
@@ -173,7 +175,7 @@ def _of_another_size(state: JobState, picture: Picture) -> str:
 
 def _not_ready(state: JobState, picture: Picture) -> str:
     """Which node keeps the start waiting, and why; empty when all have prepared."""
-    nodes, code = state.active_nodes(), changes.prepared(state)
+    nodes, code = state.active_nodes(), changes.prepared(state, picture)
     wanted: dict[str, set[int]] = {}
     for rank, node in state.placement().items():
         wanted.setdefault(node, set()).add(rank)
@@ -184,7 +186,8 @@ def _not_ready(state: JobState, picture: Picture) -> str:
         if report.keeper is None:
             return f"{node}: its agent cannot reach the keeper"
         if report.code != code.digest:
-            return f"{node}: it has not got version {code.version} of the code yet"
+            why = f" ({report.code_problem})" if code.digest and report.code_failed == code.digest else ""
+            return f"{node}: it has not got version {code.version} of the code yet{why}"
         if report.env != code.env:
             return f"{node}: ranks do not get the new environment yet"
         attempt = picture.attempt(node, state.next_attempt)

@@ -1,11 +1,14 @@
 """Where do ranks run from, when not from the user's own files?
 
-    <code_dir>/<digest, 16 digits>-<root, 6 digits>/        a version folder: the unpacked archive, files read-only
+    <code_dir>/<digest, 16 digits>-<root, 6 digits>/        a version folder: the unpacked archive, sources read-only
     <code_dir>/<the same>.json                              its manifest
     <code_dir>/.<the same>.…                                being built, or on its way out
 
 Whatever the original folder has that is no code, such as data, secrets and links that lead out of it, a version folder
 has as links back (`evertrain.versions.links`), so that scripts find it beside them as before.
+
+What is no source, such as a table of losses that was there when the code was captured, scripts may write to: what they
+have written is theirs, and stays.
 
 Several agents of a machine may build the same folder at once, and each may die at any point: it appears by a rename,
 and is looked at file by file before every use. A lock only saves them from doing the work twice.
@@ -92,15 +95,25 @@ def problems(folder: Path, manifest: Manifest) -> tuple[str, ...]:
             if os.readlink(folder / link.path) == link.target:
                 continue
         wrong.append(link.path)
-    wrong += [file.path for file in manifest.files if not _is_whole(folder / file.path, file)]
-    return tuple(sorted(wrong))
+    with contextlib.suppress(OSError):
+        made_ns = os.stat(_manifest_path(folder)).st_mtime_ns
+        wrong += [file.path for file in manifest.files if not _is_whole(folder / file.path, file, made_ns)]
+        return tuple(sorted(wrong))
+    return tuple(sorted([*wrong, *(file.path for file in manifest.files)]))
 
 
-def _is_whole(path: Path, file: KeptFile) -> bool:
+def _is_source(path: str, executable: bool) -> bool:
+    return executable or path.endswith(links.CODE)
+
+
+def _is_whole(path: Path, file: KeptFile, made_ns: int) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb", buffering=0) as opened:
             status = os.fstat(descriptor)
+            is_own = not _is_source(file.path, file.executable) and status.st_mtime_ns > made_ns
+            if is_own and stat.S_ISREG(status.st_mode):
+                return True  # a script has written to it since
             as_meant = stat.S_ISREG(status.st_mode) and status.st_size == file.bytes
             if not as_meant or bool(status.st_mode & stat.S_IXUSR) != file.executable:
                 return False
@@ -212,7 +225,9 @@ class _Unpacking:
         if isinstance(entry, str):
             path.mkdir()
         elif isinstance(entry, File):
-            mode = 0o555 if entry.executable else 0o444
+            mode = 0o755 if entry.executable else 0o644
+            if _is_source(entry.path, entry.executable):
+                mode &= 0o555
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
             # the time is that of unpacking: what has been compiled from a file that was damaged is then out of date
             with open(descriptor, "wb") as out:

@@ -1,0 +1,73 @@
+"""What a change is said to change, and who is written down to have asked for it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from aiohttp import web
+
+from evertrain.controller import change_routes
+from evertrain.controller.conductor import Conductor
+from evertrain.decide.changes import Wish
+from evertrain.model.code import Code, Diff
+from evertrain.model.records import Audited
+from support.world import World
+
+
+class Store:
+    """Knows all digests, and names the two of which a difference is asked for."""
+
+    def known(self, digest: str) -> Code:
+        return Code(digest=digest, files=1, bytes=1)
+
+    def diff(self, before: str, after: str) -> Diff:
+        return Diff(changed=(before, after), files=1)
+
+
+async def differs(world: World, wish: Wish, digest: str = "") -> Diff:
+    conductor = cast(Conductor, SimpleNamespace(code=Store(), state=world.state))
+    whole = await change_routes.with_code(conductor, wish, digest)
+    assert isinstance(whole, Wish)
+    return whole.diff
+
+
+def running(**wish: Any) -> World:
+    world = World()
+    world.turns()
+    world.capture()
+    world.train(3)
+    world.change("second", **wish)
+    world.turns()
+    return world
+
+
+async def test_what_was_tried_is_written_down_once_with_what_it_was() -> None:
+    world, audited = running(), list[Audited]()
+    conductor = SimpleNamespace(
+        code=Store(), state=world.state, audit=audited.append, knows=lambda name: name in world.state.changes
+    )
+    request = SimpleNamespace(remote="127.0.0.1", headers={})
+
+    async def submit(name: str) -> None:
+        wish = Wish(change=name, act="update", author="ann", reason="a better loss")
+        asked = await change_routes.submit(
+            cast(Conductor, conductor), cast(web.Request, request), wish, "third", lambda whole: None
+        )
+        assert asked is None
+
+    await submit("new")
+    await submit("change-1")  # whoever does not hear that it was noted asks again
+    assert [(one.author, one.outcome, one.detail) for one in audited] == [("ann", "done", "third: a better loss")]
+
+
+async def test_what_changes_changes_in_what_runs_and_not_in_an_update_that_waits() -> None:
+    world = running(within_s=600, args=("--x",), env={"A": "1"})
+    found = await differs(world, Wish(change="c", act="update"), "third")
+    assert found == Diff(changed=("own", "third"), files=1, args=True, env=("A",)), "it takes along what waits"
+
+
+async def test_a_roll_back_without_a_version_says_as_well_what_it_changes() -> None:
+    world = running()
+    found = await differs(world, Wish(change="c", act="rollback"))
+    assert found.changed == ("second", "own")

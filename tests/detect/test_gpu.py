@@ -115,6 +115,14 @@ def test_the_same_event_keeps_its_key_and_the_next_one_has_another() -> None:
     assert restarted[0][0].key == first[0].key, "also after the agent was started again"
 
 
+def test_what_cannot_be_said_for_a_moment_is_not_over() -> None:
+    broken, asks = {"remap_failed": True}, {"remap_failed": None, "recovery_action": "GPU reset required"}
+    first, between, again, mended, anew = looks(broken, asks, broken, {}, broken)
+    assert [sign.kind for sign in between] == ["gpu_unavailable"]
+    assert first[0].key == again[0].key
+    assert not mended and anew[0].key != first[0].key
+
+
 def test_errors_accuse_by_growing_and_a_driver_that_was_reloaded_begins_anew() -> None:
     counts = (5, 5, 0, 0, None, 1, 1)
     assert kinds(*({"ecc_uncorrected": count} for count in counts)) == [[], [], [], [], [], ["ecc_uncorrected"], []]

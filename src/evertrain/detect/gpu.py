@@ -57,7 +57,7 @@ class GpuRules:
         yield from self._state(now_is, now, "gpu_unavailable", order in _ORDERED, f"the driver says: {order}")
         advises = bool(order) and order not in _ORDERED
         yield from self._state(now_is, now, "gpu_recovery", advises, f"the driver advises: {order}")
-        failed, pending = bool(now_is.remap_failed), bool(now_is.remap_pending)
+        failed, pending = now_is.remap_failed, now_is.remap_pending
         yield from self._state(now_is, now, "row_remap_failed", failed, "a row of its memory could not be remapped")
         yield from self._state(
             now_is, now, "row_remap_pending", pending, "a row of its memory is to be remapped at the next reset"
@@ -120,9 +120,11 @@ class GpuRules:
             if is_new and not found.is_benign and found.action not in ("none", "user_code"):
                 yield self._sign(reading, now, f"xid_{code}", key, found.note)
 
-    def _state(self, reading: GpuReading, now: float, kind: str, holds: bool, text: str) -> Iterator[Sign]:
-        """What is certain at once, and holds until it does not."""
+    def _state(self, reading: GpuReading, now: float, kind: str, holds: bool | None, text: str) -> Iterator[Sign]:
+        """What is certain at once, and holds until it does not; None: it cannot be said."""
         name = (reading.uuid, kind)
+        if holds is None:
+            return
         if not holds:
             # the next time is another event
             if (past := self._lasting.get(name)) is not None and not past.is_over:

@@ -20,7 +20,7 @@ from evertrain.model.signals import Line
 
 WINDOW_S = nic.WINDOW_S
 """How long a line is remembered for what follows."""
-MAX_KEPT = 300
+MAX_KEPT = 200
 """Lines of each kind that are remembered."""
 MAX_ALIKE = 200
 """Lines a minute that differ in numbers only: a broken device can print thousands a second."""
@@ -47,6 +47,8 @@ _DISK_FAILED = re.compile(
     r"(?:critical medium|I/O) error, dev |Buffer I/O error on dev|controller is down|Removing after probe failure"
 )
 _PCI = re.compile(r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)\b")
+_NUMBER = re.compile(r"\b(?:0x)?[0-9a-f]+\b|\d+")
+"""Also hexadecimal."""
 _UNAVAILABLE = re.compile(r"\((?:GPU Reset|Node Reboot) Required\)", re.IGNORECASE)
 
 
@@ -132,7 +134,7 @@ class KernelRules:
     def _is_news(self, message: KernelMessage) -> bool:
         if message.time - self._alike_since > 60 or len(self._alike) > MAX_SHAPES:
             self._alike, self._alike_since = {}, message.time
-        shape = hash(message.text.translate(_NO_DIGITS))
+        shape = hash(_NUMBER.sub("", message.text))
         self._alike[shape] = seen = self._alike.get(shape, 0) + 1
         return seen <= MAX_ALIKE
 
@@ -141,9 +143,6 @@ class KernelRules:
             event for event in self._driver.events if now - (event.line.clock or now) <= WINDOW_S
         ][-MAX_KEPT:]  # fmt: skip
         self._nic_lines = [line for line in self._nic_lines if now - (line.clock or now) <= WINDOW_S][-MAX_KEPT:]
-
-
-_NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 
 
 def _rule(event: xid.Event) -> str:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from evertrain.detect.catalogue import build
+from evertrain.detect.kernel import KernelRules
 from evertrain.model.sensing import KernelMessage, Sign
+from evertrain.observe import rules
 from evertrain.observe.sensors import kernel
 from evertrain.observe.sensors.kernel import KernelSensor
 from support.waiting import eventually
@@ -253,10 +256,11 @@ def test_this_machines_own_log(heard: Heard) -> None:
     looks.close()
 
 
-def test_a_line_is_a_sign_within_two_seconds(tmp_path: Path, heard: Heard) -> None:
+def test_a_lost_gpu_is_told_within_two_seconds(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.touch()
-    looks, stop, found = sensor(log, heard), threading.Event(), []
+    looks = KernelSensor(KernelRules(build(rules.contents())), environ={kernel.VARIABLE: str(log)}, boot_id="boot")
+    stop, found = threading.Event(), list[Sign]()
 
     def watch() -> None:
         while not stop.is_set():
@@ -267,8 +271,19 @@ def test_a_line_is_a_sign_within_two_seconds(tmp_path: Path, heard: Heard) -> No
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        append(log, "NVRM: fallen off the bus")
-        eventually(lambda: found, "a sign", within_s=2.0)
+        append(log, "[  812.000000] NVRM: Xid (PCI:0000:19:00): 79, pid=1, GPU has fallen off the bus.")
+        [sign] = eventually(lambda: found, "a sign", within_s=2.0)
     finally:
         stop.set()
         thread.join()
+    assert (sign.kind, sign.device, sign.key) == ("xid_79", "0000:19:00", "kernel:boot:1")
+
+
+def test_a_memory_that_cannot_be_written_stops_nothing(tmp_path: Path, heard: Heard) -> None:
+    log = tmp_path / "kmsg"
+    log.touch()
+    looks = sensor(log, heard, tmp_path / "gone" / "kmsg.json")
+    for number in range(3):
+        append(log, f"line {number}")
+        looks.look(1.0 + number)
+    assert heard.news == ["line 1", "line 2"]

@@ -99,7 +99,9 @@ class KernelSensor:
         if self._memory is None or self._is_first or self._last == self._saved:
             return
         try:
-            self._memory.write_text(json.dumps({"boot_id": self._boot_id, "sequence": self._last}))
+            fresh = self._memory.with_name(f"{self._memory.name}.new")
+            fresh.write_text(json.dumps({"boot_id": self._boot_id, "sequence": self._last}))
+            fresh.replace(self._memory)
             self._saved = self._last
         except OSError:
             pass  # the folder has others who watch it; without this file a restart begins with what comes then

@@ -55,6 +55,21 @@ class SensorState(msgspec.Struct, frozen=True, kw_only=True):
     """Of all looks."""
 
 
+class KernelMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the kernel's log."""
+
+    key: str
+    """`kernel:<boot id>:<sequence number>`."""
+    time: float
+    """When it was written, by the agent's clock."""
+    text: str
+    """As `dmesg` prints it."""
+    is_own: bool = True
+    """The kernel's own; False: a program wrote it into the log."""
+    is_told: bool = False
+    """It was there before: looked at by an earlier run of the agent, or too old. What follows is judged with it."""
+
+
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU at one moment. None: this driver or GPU cannot say."""
 
@@ -79,7 +94,10 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     remapped_uncorrectable: int | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
-    nvlinks_down: tuple[int, ...] = ()
+    nvlinks_down: tuple[int, ...] | None = None
+    """Of the links that the device has; those without a cable or bridge are down for good."""
+    xids: tuple[int, ...] = ()
+    """Codes that the driver has told since the last look."""
     recovery_action: str = ""
     """What the driver recommends; empty: nothing."""
     processes: tuple[int, ...] = ()

@@ -370,7 +370,7 @@ class Conductor:
 _MATTERING = (
     "attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "code",
     "code_failed", "comparisons",
-    "transfer_port", "failed_fetches", "upload", "self_check",
+    "transfer_port", "failed_fetches", "upload", "self_check", "signs",
 )  # fmt: skip
 _OF_ROUNDS = ("pinned", "backups", "disk_tried", "refused")
 

@@ -212,12 +212,13 @@ def test_every_sensor_of_this_version_can_be_made_and_has_its_own_name() -> None
 
 
 def test_a_sensor_that_cannot_be_loaded_is_blind(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str) -> Any:
-        if name.endswith("gpu"):
-            raise ImportError("libnvidia-ml.so.1: wrong ELF class")
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    def wrong(spec: AgentSpec) -> sensing.Sensor:
+        raise ImportError("libnvidia-ml.so.1: wrong ELF class")
 
-    monkeypatch.setattr(sensing.importlib, "import_module", broken)
-    unfit = [sensor for sensor in sensing.sensors_of(SPEC) if isinstance(sensor, sensing.Unfit)]
-    assert [sensor.name for sensor in unfit] == ["gpu"]
-    assert "wrong ELF class" in unfit[0].look(0.0).blind
+    def missing(spec: AgentSpec) -> sensing.Sensor:
+        raise ModuleNotFoundError("No module named 'pynvml'", name="pynvml")
+
+    monkeypatch.setattr(sensing, "MAKERS", {"gpu": wrong, "dcgm": missing, "host": lambda spec: Scripted(Seen())})
+    *unfit, fit = sensing.sensors_of(SPEC)
+    assert [sensor.name for sensor in unfit] == ["gpu", "dcgm"] and isinstance(fit, Scripted)
+    assert "wrong ELF class" in unfit[0].look(0.0).blind and "pynvml" in unfit[1].look(0.0).blind

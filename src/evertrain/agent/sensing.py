@@ -225,20 +225,35 @@ class Unfit:
 
 def sensors_of(spec: AgentSpec) -> list[Sensor]:
     """All that this version has; one that cannot be loaded is blind, and keeps nobody else from seeing."""
-    wanted: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-        ("gpu", "GpuSensor", ()),
-        ("dcgm", "DcgmSensor", ()),
-        ("kernel", "KernelSensor", (spec.node,)),
-    )
     found: list[Sensor] = []
-    for name, kind, args in wanted:
-        module = f"evertrain.observe.sensors.{name}"
+    for name, make in MAKERS.items():
         try:
-            found.append(getattr(importlib.import_module(module), kind)(*args))
+            found.append(make(spec))
         except ModuleNotFoundError as error:
-            if error.name not in (module, "evertrain.observe.sensors"):
+            if error.name != f"evertrain.observe.sensors.{name}":
                 found.append(Unfit(name, error))
         except Exception as error:
             _log.exception("sensor %s", name)
             found.append(Unfit(name, error))
     return found
+
+
+def _network(spec: AgentSpec) -> Sensor:
+    from evertrain.detect.network import Ports
+    from evertrain.observe.sensors.network import NetworkSensor
+
+    return NetworkSensor(Ports().judge, address=spec.address)
+
+
+def _named(name: str, kind: str, *args: Any) -> Sensor:
+    sensor: Sensor = getattr(importlib.import_module(f"evertrain.observe.sensors.{name}"), kind)(*args)
+    return sensor
+
+
+MAKERS: dict[str, Callable[[AgentSpec], Sensor]] = {
+    "gpu": lambda spec: _named("gpu", "GpuSensor"),
+    "dcgm": lambda spec: _named("dcgm", "DcgmSensor"),
+    "kernel": lambda spec: _named("kernel", "KernelSensor", spec.node),
+    "network": _network,
+}
+"""They import when they are called: what one sensor needs and this machine lacks costs that sensor only."""

@@ -99,6 +99,8 @@ class PortReading(msgspec.Struct, frozen=True, kw_only=True):
     sent_packets: int = 0
     errors: int = 0
     dropped: int = 0
+    unclaimed: int = 0
+    """Came in and went nowhere: also what healthy machines do with protocols that they do not speak."""
     is_rdma: bool = False
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 import random
 import threading
 import time
@@ -245,6 +246,14 @@ def _network(spec: AgentSpec) -> Sensor:
     return NetworkSensor(Ports().judge, address=spec.address)
 
 
+def _host(spec: AgentSpec) -> Sensor:
+    from evertrain.detect.host import Host
+    from evertrain.observe.sensors.host import HostSensor
+
+    folders = (spec.log_root, spec.disk_dir, spec.code_dir, os.getcwd())
+    return HostSensor(Host().judge, folders=folders, shared_memory=spec.node_dir or "/dev/shm")
+
+
 def _named(name: str, kind: str, *args: Any) -> Sensor:
     sensor: Sensor = getattr(importlib.import_module(f"evertrain.observe.sensors.{name}"), kind)(*args)
     return sensor
@@ -255,5 +264,6 @@ MAKERS: dict[str, Callable[[AgentSpec], Sensor]] = {
     "dcgm": lambda spec: _named("dcgm", "DcgmSensor"),
     "kernel": lambda spec: _named("kernel", "KernelSensor", spec.node),
     "network": _network,
+    "host": _host,
 }
 """They import when they are called: what one sensor needs and this machine lacks costs that sensor only."""

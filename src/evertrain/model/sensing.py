@@ -126,4 +126,5 @@ class HostReading(msgspec.Struct, frozen=True, kw_only=True):
     descriptors_fraction: float | None = None
     """Of what the machine allows, in use."""
     clock_offset_s: float | None = None
+    clock_is_synchronised: bool | None = None
     load_per_core: float | None = None

@@ -135,6 +135,8 @@ class Node:
     disk_is_dead: bool = False
     signs: tuple[Sign, ...] = ()
     """What its own sensors report."""
+    address: str = "127.0.0.1"
+    unreachable: tuple[str, ...] = ()
 
 
 class World:
@@ -414,6 +416,8 @@ class World:
             memory_is_tight=node.memory_is_tight,
             self_check=node.self_check,
             signs=node.signs,
+            address=node.address,
+            unreachable=node.unreachable,
         )
 
     def running(self) -> dict[int, int]:

@@ -26,9 +26,11 @@ from evertrain.agent.sensing import Sensing, sensors_of
 from evertrain.agent.uploads import Uploads
 from evertrain.agent.versions import Versions
 from evertrain.checkpoint import disk
+from evertrain.detect.peers import Peers
 from evertrain.model.clocks import shifted
 from evertrain.model.report import Desired, DesiredAttempt, Go, Report
 from evertrain.model.spec import AgentSpec
+from evertrain.observe.sensors.peers import PeersSensor
 from evertrain.worker import page
 
 _log = logging.getLogger(__name__)
@@ -54,7 +56,8 @@ class Agent:
         self._uploads = Uploads(spec, self._wake_up)
         self._versions = Versions(spec, token, self._wake_up)
         self._self_checks = SelfChecks(spec, lambda: self._keeper.state, self._wake_up)
-        self._sensing = Sensing(spec, sensors_of(spec), self._wake_up)
+        self._peers = PeersSensor(Peers().judge)
+        self._sensing = Sensing(spec, [*sensors_of(spec), self._peers], self._wake_up)
         self._order: Desired | None = None
         self._changed = False
         self._look_again = asyncio.Event()
@@ -105,6 +108,7 @@ class Agent:
                     code_problem=self._versions.problem,
                     sensors=self._sensing.sensors,
                     signs=self._sensing.signs,
+                    unreachable=self._peers.unreachable,
                 ),
                 self._zero,
             ),
@@ -155,6 +159,7 @@ class Agent:
         self._uploads.obey(order.upload, order.ranks)
         self._self_checks.obey(order)
         self._versions.obey(order.code)
+        self._peers.obey(order.peers)
         if state is None:
             return
         try:

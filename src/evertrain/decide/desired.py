@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from evertrain.decide import changes, planned, storing
+from evertrain.decide import changes, planned, reaching, storing
 from evertrain.decide.closing import at_rest, flush_step
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
@@ -29,11 +29,12 @@ def desired(
     reach: tuple[Peer, ...] = (),
     placed: Mapping[str, tuple[int, ...]] | None = None,
     running: Mapping[str, tuple[int, ...]] | None = None,
+    tried: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Desired:
     """Everything that `node` should be doing now.
 
     Its part in backups and restores is decided for all nodes at once. `placed` are all ranks by node, `running` those
-    of the active attempt; whoever asks for many nodes looks them up once.
+    of the active attempt, `tried` the peers of each node; whoever asks for many nodes looks them up once.
     """
     ranks = (state.ranks_by_node() if placed is None else placed).get(node, ())
     attempts: list[DesiredAttempt] = []
@@ -75,6 +76,7 @@ def desired(
         fetches=fetches,
         check=check,
         reach=reach,
+        peers=reaching.peers(picture, (reaching.tried(state) if tried is None else tried).get(node, ())),
         early=_early(state, picture, spec, node),
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.decide import answering, incidents, joining, standbys
+from evertrain.decide import answering, incidents, joining, reaching, standbys
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
 from evertrain.decide.progress import steps
@@ -34,6 +34,8 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
         return _signal(state, picture, state.signals[0], now)
     if new := _new_signs(state, picture, now):
         return new
+    if cut_off := reaching.look(state, picture, now):
+        return [*cut_off]
     for event in _asked(state, now):
         return answering.answer(state, event)
     if late := _replaceable_now(state, picture, now):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from evertrain.controller import views
 from evertrain.decide import ladder
 from evertrain.model.config import Config, LadderConfig
-from evertrain.model.records import AllowAsked, DrainAsked, PolicyAdopted, RestartRequested
+from evertrain.model.records import AllowAsked, DrainAsked, JobEnded, PolicyAdopted, RestartRequested, SignalRaised
 from evertrain.model.report import Exit
 from evertrain.model.spec import Seats
 from support.world import World
@@ -319,3 +320,157 @@ def test_a_second_broken_node_joins_the_wait_for_the_first() -> None:
         world.turns(4)
     world.turns(12)
     assert set(world.state.active_nodes()) == {world.run.nodes[0], "fourth", "fifth"}
+
+
+# -- what the sensors of a node report ---------------------------------------------------------------------------------
+
+
+def raised(world: World) -> list[tuple[str, str]]:
+    return [(record.node, record.key) for record in world.log if isinstance(record, SignalRaised)]
+
+
+def test_a_sign_in_a_report_is_told_once_and_acted_upon() -> None:
+    world = training()
+    world.sense("node-1", "gpu_lost", "gpu:GPU-1:lost")
+    world.turns(12)
+    assert raised(world) == [("node-1", "gpu:GPU-1:lost")]
+    assert world.state.nodes["node-1"].state == "evicted"
+    assert newest(world)["evidence"] == ["node-1: gpu_lost on node-1, seen at 1001"]
+    assert world.running() == dict.fromkeys(range(4), 2)
+
+
+def test_a_sign_that_holds_is_one_alert_however_long_and_whoever_serves_the_job() -> None:
+    world = training()
+    world.sense("node-1", "nic_down", "port:eth0:down:1001")
+    world.turns(8, 20.0)
+    world.take_over()
+    world.turns(8, 20.0)
+    assert raised(world) == [("node-1", "port:eth0:down:1001")]
+    assert world.state.nodes["node-1"].state == "active" and len(views.incidents(world.state)) == 1
+    world.sense("node-1", "nic_down", "port:eth0:down:1400")
+    world.turns()
+    assert len(raised(world)) == 2, "another event is another sign"
+
+
+def test_two_events_within_the_window_evict() -> None:
+    world = training()
+    for number in range(2):
+        world.sense("node-1", "link_flap", f"port:eth0:flap:{number}")
+        world.turn(30.0)
+    world.turns(12)
+    assert newest(world)["action"] == "evict" and world.state.nodes["node-1"].state == "evicted"
+
+
+def test_signs_of_several_nodes_are_told_oldest_first() -> None:
+    world = training()
+    world.sense("node-0", "odd", "b", time=999.0)
+    world.sense("node-2", "odd", "a", time=998.0)
+    world.sense("node-0", "odd", "c", time=990.0)
+    world.sense("node-1", "odd", "a", time=999.0)
+    world.turns()
+    assert raised(world) == [("node-0", "c"), ("node-2", "a"), ("node-0", "b"), ("node-1", "a")]
+
+
+def test_what_is_known_of_signs_is_bounded_and_nothing_is_told_over_and_over() -> None:
+    world = training()
+    for number in range(2000):
+        world.sense("node-1", "odd", f"kernel:boot:{number}", time=float(number))
+    world.turns()
+    assert len(raised(world)) == 128, "the newest of what one report holds"
+    assert raised(world)[-1] == ("node-1", "kernel:boot:1999")
+    for batch in range(5):
+        world.nodes["node-1"].signs = ()
+        for number in range(128):
+            world.sense("node-1", "odd", f"kernel:boot {batch}:{number}")
+        world.turns(2)
+    assert len(raised(world)) == 128 * 6
+    assert len(world.state.known_signs["node-1"]) == 512
+
+
+def test_a_blind_sensor_and_a_reading_evict_nobody() -> None:
+    world = training()
+    for number in range(5):
+        world.sense("node-1", "blind_gpu", f"gpu:blind:{number}")
+        world.sense("node-1", "disk_full", f"host:/data:full:{number}")
+        world.turn(5.0)
+    world.turns()
+    assert world.running() == {0: 1, 1: 1, 2: 1, 3: 1} and views.incidents(world.state) == []
+    assert [one.evidence for one in world.state.memory.readings["node-1"]] == [
+        f"disk_full on node-1, seen at {at}" for at in (1001, 1006, 1011, 1016, 1021)
+    ]
+
+
+def test_a_node_whose_sign_still_holds_does_not_come_back() -> None:
+    world = training(config=Config(ladder=LadderConfig(quiet_s=100.0, test_every_s=20.0)))
+    for number in range(2):
+        world.sense("node-1", "nic_down", f"port:eth0:down:{number}")
+        world.turns()
+    world.turns(12)
+    assert world.state.nodes["node-1"].state == "evicted"
+    world.turns(40, 5.0)
+    assert world.state.nodes["node-1"].state == "evicted", "the port is still down"
+    world.nodes["node-1"].signs = ()
+    world.turns(8, 5.0)
+    assert world.state.nodes["node-1"].state == "standby"
+
+
+def test_a_sign_of_an_evicted_node_counts_against_its_return() -> None:
+    world = training(config=Config(ladder=LadderConfig(quiet_s=100.0, test_every_s=20.0)))
+    for number in range(2):
+        world.sense("node-1", "link_flap", f"port:eth0:flap:{number}")
+        world.turns()
+    world.turns(12)
+    assert world.state.nodes["node-1"].state == "evicted"
+    world.turns(16, 5.0)
+    world.sense("node-1", "link_flap", "port:eth0:flap:2")
+    world.turns(2)
+    world.nodes["node-1"].signs = ()
+    world.turns(18, 5.0)
+    assert world.state.nodes["node-1"].state == "evicted", "not quiet for long enough"
+    world.turns(12, 5.0)
+    assert world.state.nodes["node-1"].state == "standby"
+
+
+def ended_with_signs(*, undecided: bool = False) -> World:
+    """A job that has ended, in which node-1 had reported something."""
+    world = training()
+    world.sense("node-1", "odd", "a")
+    world.turns()
+    if undecided:
+        world.write(SignalRaised(time=world.now, node="node-1", signal="odd", evidence="odd", key="b"))
+    for rank in world.running():
+        world.end(rank, Exit(status=0, time=world.now))
+    world.write(JobEnded(time=world.now, state="stopped", exit_code=1, message="stopped"))
+    return world
+
+
+def test_the_next_run_is_told_only_what_is_new() -> None:
+    world = ended_with_signs()
+    world.run_again()
+    world.sense("node-1", "odd", "a")
+    world.sense("node-1", "odd", "c")
+    for node in world.nodes.values():
+        node.connected = True
+    world.turns()
+    assert raised(world) == [("node-1", "a"), ("node-1", "c")]
+
+
+def test_a_sign_that_nothing_was_decided_about_is_told_again_in_the_next_run() -> None:
+    world = ended_with_signs(undecided=True)
+    world.run_again()
+    world.sense("node-1", "odd", "b")
+    for node in world.nodes.values():
+        node.connected = True
+    world.turns()
+    assert raised(world) == [("node-1", "a"), ("node-1", "b"), ("node-1", "b")]
+
+
+def test_a_fresh_life_forgets_signs_as_it_forgets_all_else() -> None:
+    world = ended_with_signs()
+    world.run_again()
+    world.write(replace(world.run, time=world.now, fresh=True, forgets=True))
+    world.sense("node-1", "odd", "a")
+    for node in world.nodes.values():
+        node.connected = True
+    world.turns()
+    assert raised(world) == [("node-1", "a"), ("node-1", "a")]

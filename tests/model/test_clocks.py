@@ -10,6 +10,7 @@ import pytest
 from evertrain.model.activity import RankActivity
 from evertrain.model.clocks import shifted
 from evertrain.model.report import AttemptReport, Exit, NodeReport, PageReport, RankError, RankReport
+from evertrain.model.sensing import SensorState, Sign
 
 ERROR = RankError(type="ValueError", time=40.0)
 REPORT = NodeReport(
@@ -30,6 +31,8 @@ REPORT = NodeReport(
         PageReport(rank=3, attempt=1, pid=4, progress_time=2.0),
     ),
     activities=(RankActivity(rank=2, node="node-0", still_s=3.0, inside=None, last=None, started=True),),
+    sensors=(SensorState(name="gpu", state="blind", period_s=10.0, since=35.0, cpu_s=0.5),),
+    signs=(Sign(key="gpu:0:lost", kind="gpu_lost", evidence="GPU 0 is gone", time=36.0),),
 )
 
 
@@ -43,10 +46,12 @@ def times(value: Any) -> list[float]:
 
 def test_every_known_time_is_shifted_and_nothing_else() -> None:
     before, after = msgspec.to_builtins(REPORT), msgspec.to_builtins(shifted(REPORT, 100.0))
-    assert sorted(times(before)) == [0.0, 0.0, 2.0, 30.0, 31.0, 40.0, 41.0, 41.5, 42.0]
-    assert sorted(times(after)) == [0.0, 0.0, 102.0, 130.0, 131.0, 140.0, 141.0, 141.5, 142.0]
+    assert sorted(times(before)) == [0.0, 0.0, 2.0, 30.0, 31.0, 36.0, 40.0, 41.0, 41.5, 42.0]
+    assert sorted(times(after)) == [0.0, 0.0, 102.0, 130.0, 131.0, 136.0, 140.0, 141.0, 141.5, 142.0]
     assert after["activities"] == before["activities"]
     assert after["pages"][0]["step_s"] == 0.5
+    (sensor,) = after["sensors"]
+    assert (sensor["since"], sensor["period_s"], sensor["cpu_s"]) == (135.0, 10.0, 0.5)
 
 
 @pytest.mark.parametrize("by_s", [3600.0, -3600.0])

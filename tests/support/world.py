@@ -47,6 +47,7 @@ from evertrain.model.report import (
     SelfCheck,
     Starter,
 )
+from evertrain.model.sensing import Sign
 from evertrain.model.spec import Command, ControllerSpec, Seats
 
 ALLREDUCE = Operation("0", "allreduce", 7)
@@ -132,6 +133,10 @@ class Node:
     failed: tuple[Failed, ...] = ()
     self_check: SelfCheck | None = None
     disk_is_dead: bool = False
+    signs: tuple[Sign, ...] = ()
+    """What its own sensors report."""
+    address: str = "127.0.0.1"
+    unreachable: tuple[str, ...] = ()
 
 
 class World:
@@ -210,6 +215,12 @@ class World:
     def signal(self, kind: str, node: str) -> None:
         """A sensor says something about a node."""
         self.write(SignalRaised(time=self.now, node=node, signal=kind, evidence=f"{kind} on {node} at {self.now:.0f}"))
+
+    def sense(self, node: str, kind: str, key: str, *, time: float | None = None) -> None:
+        """A sensor of the node itself reports something, until the test takes it back."""
+        at = self.now if time is None else time
+        sign = Sign(key=key, kind=kind, evidence=f"{kind} on {node}, seen at {at:.0f}", time=at)
+        self.nodes[node].signs = (*self.nodes[node].signs, sign)
 
     def lose(self, name: str) -> None:
         """The machine is gone: nothing is heard of it, and the others lose their connections to its ranks."""
@@ -404,6 +415,9 @@ class World:
             failed_fetches=node.failed,
             memory_is_tight=node.memory_is_tight,
             self_check=node.self_check,
+            signs=node.signs,
+            address=node.address,
+            unreachable=node.unreachable,
         )
 
     def running(self) -> dict[int, int]:

@@ -22,12 +22,15 @@ from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.node import NodeView
 from evertrain.agent.safekeeping import Safekeeping
 from evertrain.agent.selfcheck import SelfChecks
+from evertrain.agent.sensing import Sensing, sensors_of
 from evertrain.agent.uploads import Uploads
 from evertrain.agent.versions import Versions
 from evertrain.checkpoint import disk
+from evertrain.detect.peers import Peers
 from evertrain.model.clocks import shifted
 from evertrain.model.report import Desired, DesiredAttempt, Go, Report
 from evertrain.model.spec import AgentSpec
+from evertrain.observe.sensors.peers import PeersSensor
 from evertrain.worker import page
 
 _log = logging.getLogger(__name__)
@@ -53,6 +56,8 @@ class Agent:
         self._uploads = Uploads(spec, self._wake_up)
         self._versions = Versions(spec, token, self._wake_up)
         self._self_checks = SelfChecks(spec, lambda: self._keeper.state, self._wake_up)
+        self._peers = PeersSensor(Peers().judge)
+        self._sensing = Sensing(spec, [*sensors_of(spec), self._peers], self._wake_up)
         self._order: Desired | None = None
         self._changed = False
         self._look_again = asyncio.Event()
@@ -67,6 +72,7 @@ class Agent:
             asyncio.create_task(self._keeper.run()),
             asyncio.create_task(self._controller.run(self._report)),
             asyncio.create_task(self._safekeeping.run()),
+            asyncio.create_task(self._sensing.run()),
             asyncio.create_task(self._serve()),
         ]
         over = asyncio.create_task(self.over.wait())
@@ -100,6 +106,9 @@ class Agent:
                     self_check=self._self_checks.report,
                     code_failed=self._versions.failed,
                     code_problem=self._versions.problem,
+                    sensors=self._sensing.sensors,
+                    signs=self._sensing.signs,
+                    unreachable=self._peers.unreachable,
                 ),
                 self._zero,
             ),
@@ -150,6 +159,7 @@ class Agent:
         self._uploads.obey(order.upload, order.ranks)
         self._self_checks.obey(order)
         self._versions.obey(order.code)
+        self._peers.obey(order.peers)
         if state is None:
             return
         try:

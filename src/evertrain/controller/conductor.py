@@ -20,7 +20,18 @@ from evertrain.controller import views
 from evertrain.controller.code_store import CodeStore
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
-from evertrain.decide import changes, draining, joining, planned, rollback, rounds, standbys, starting, verdicts
+from evertrain.decide import (
+    changes,
+    draining,
+    joining,
+    planned,
+    reaching,
+    rollback,
+    rounds,
+    standbys,
+    starting,
+    verdicts,
+)
 from evertrain.decide.applying import apply, fold
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
@@ -339,7 +350,7 @@ class Conductor:
         config, now, picture, fetches = self._spec.config, self.now(), self.picture, self._choose_fetches()
         running = self._state.active.by_node() if self._state.active is not None else {}
         placed, pinned = self._state.ranks_by_node(), rollback.pinned(self._state)
-        prepared = changes.prepared(self._state, picture)
+        prepared, tried = changes.prepared(self._state, picture), reaching.tried(self._state)
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
@@ -356,6 +367,7 @@ class Conductor:
                 placed=placed,
                 running=running,
                 prepared=prepared,
+                tried=tried,
             )
             order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
             if self._sent.get(node) != order:
@@ -376,7 +388,7 @@ class Conductor:
 _MATTERING = (
     "attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "code",
     "code_failed", "comparisons",
-    "transfer_port", "failed_fetches", "upload", "self_check",
+    "transfer_port", "failed_fetches", "upload", "self_check", "signs", "unreachable",
 )  # fmt: skip
 _OF_ROUNDS = ("pinned", "backups", "disk_tried", "refused")
 

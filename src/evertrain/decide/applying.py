@@ -10,13 +10,15 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from evertrain.decide.memory import Chain, Memory, evolve, with_other_code
+from evertrain.decide.memory import MOST_NODES, Chain, Memory, evolve, with_other_code
 from evertrain.decide.state import Attempt, Change, Incident, JobState, Restart
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.records import AnyRecord
 
 _MOST_AUDITS = 1000
+_MOST_KEYS = 512
+"""Of one node: several times of what an agent reports at once."""
 
 
 def fold(log: Iterable[AnyRecord], state: JobState | None = None) -> JobState:
@@ -75,7 +77,7 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
         case r.NodeChanged():
             return replace(state, nodes={**state.nodes, record.node: record})
         case r.SignalRaised():
-            return replace(state, signals=(*state.signals, record))
+            return _signal_raised(state, record)
         case r.AllowAsked() | r.DrainAsked():
             known = any(type(one) is type(record) and one.node == record.node for one in state.asked)
             return state if known else replace(state, asked=(*state.asked, record))
@@ -139,6 +141,7 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         earlier_roster=state.roster or state.earlier_roster,
         nodes={},
         signals=(),
+        known_signs=_signs_after(state, record),
         asked=_still_asked(state, record),
         answers={},
         suspicion=None,
@@ -231,6 +234,28 @@ def _attempt_started(state: JobState, record: r.AttemptStarted) -> JobState:
         next_attempt=record.attempt + 1,
         lineage=(*state.lineage, (record.attempt, -1 if record.resume is None else record.resume)),
     )
+
+
+def _signal_raised(state: JobState, record: r.SignalRaised) -> JobState:
+    state = replace(state, signals=(*state.signals, record))
+    if not record.key:
+        return state
+    known = state.known_signs.copy()
+    keys = known.pop(record.node, ())
+    known[record.node] = (*keys[1 - _MOST_KEYS :], record.key)
+    if len(known) > MOST_NODES:
+        del known[next(iter(known))]
+    return replace(state, known_signs=known)
+
+
+def _signs_after(state: JobState, record: r.RunStarted) -> dict[str, tuple[str, ...]]:
+    """Of which signs the next run need not be told: not of those about which nothing has been decided."""
+    if record.forgets:
+        return {}
+    open_keys = {(raised.node, raised.key) for raised in state.signals}
+    return {
+        node: tuple(key for key in keys if (node, key) not in open_keys) for node, keys in state.known_signs.items()
+    }
 
 
 def _version_kept(state: JobState, record: r.VersionKept) -> JobState:

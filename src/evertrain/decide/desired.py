@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from evertrain.decide import changes, planned, storing
+from evertrain.decide import changes, planned, reaching, storing
 from evertrain.decide.changes import Prepared
 from evertrain.decide.closing import at_rest, flush_step
 from evertrain.decide.picture import Picture
@@ -31,11 +31,13 @@ def desired(
     placed: Mapping[str, tuple[int, ...]] | None = None,
     running: Mapping[str, tuple[int, ...]] | None = None,
     prepared: Prepared | None = None,
+    tried: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Desired:
     """Everything that `node` should be doing now.
 
     Its part in backups and restores is decided for all nodes at once. `placed` are all ranks by node, `running` those
-    of the active attempt, `prepared` what waits to become ranks; whoever asks for many nodes looks them up once.
+    of the active attempt, `prepared` what waits to become ranks, `tried` the peers of each node; whoever asks for many
+    nodes looks them up once.
     """
     if prepared is None:
         prepared = changes.prepared(state, picture)
@@ -79,6 +81,7 @@ def desired(
         fetches=fetches,
         check=check,
         reach=reach,
+        peers=reaching.peers(picture, (reaching.tried(state) if tried is None else tried).get(node, ())),
         early=_early(state, picture, spec, node, prepared),
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.decide import answering, incidents, joining, standbys
+from evertrain.decide import answering, incidents, joining, reaching, standbys
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
 from evertrain.decide.progress import steps
@@ -22,6 +22,9 @@ from evertrain.model import records as r
 from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord
 
+_MOST_SIGNS = 128
+"""Of one report; the fold remembers several times as many keys, so that none is taken for new while it is reported."""
+
 
 def look(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
     """The first that there is."""
@@ -29,6 +32,10 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
         return []
     if state.signals:
         return _signal(state, picture, state.signals[0], now)
+    if new := _new_signs(state, picture, now):
+        return new
+    if cut_off := reaching.look(state, picture, now):
+        return [*cut_off]
     for event in _asked(state, now):
         return answering.answer(state, event)
     if late := _replaceable_now(state, picture, now):
@@ -42,6 +49,22 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
 
 
 # -- signs of trouble --------------------------------------------------------------------------------------------------
+
+
+def _new_signs(state: JobState, picture: Picture, now: float) -> list[AnyRecord]:
+    """What the sensors of nodes report and the log does not know, oldest first; also of nodes that are out."""
+    new: list[tuple[float, r.SignalRaised]] = []
+    for node in state.known_nodes():
+        report = picture.report(node)
+        if report is None or not report.signs:
+            continue
+        known = {*state.known_signs.get(node, ()), ""}
+        for sign in report.signs[-_MOST_SIGNS:]:
+            if sign.key not in known:
+                known.add(sign.key)
+                raised = r.SignalRaised(time=now, node=node, signal=sign.kind, evidence=sign.evidence, key=sign.key)
+                new.append((sign.time, raised))
+    return [raised for _, raised in sorted(new, key=lambda one: (one[0], one[1].node))]
 
 
 def _signal(state: JobState, picture: Picture, raised: r.SignalRaised, now: float) -> list[AnyRecord]:
@@ -141,5 +164,9 @@ def _tests(state: JobState, picture: Picture, config: Config, now: float) -> Ite
         number = standbys.check_number(state, picture, node, config, now)
         checked = standbys.verdict(report, number)
         if checked is not None:
+            if held := [sign for sign in report.signs if readings.grade(sign.kind) in ("fault", "network")]:
+                # told once, and it still holds or did so minutes ago: that is not quiet
+                yield d.NodeTested(time=now, node=node, passed=False, evidence=tuple(one.evidence for one in held))
+                continue
             evidence = tuple(f"{check.name}: {check.detail}" for check in (checked.failed or checked.checks))
             yield d.NodeTested(time=now, node=node, passed=not checked.failed, evidence=evidence)

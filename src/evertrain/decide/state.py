@@ -135,6 +135,8 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     nodes: dict[str, r.NodeChanged] = {}
     signals: tuple[r.SignalRaised, ...] = ()
     """Not yet part of an incident."""
+    known_signs: dict[str, tuple[str, ...]] = {}
+    """By node, keys of the signs that its sensors have reported, the newest last: each is told once, in all runs."""
     asked: tuple[r.AllowAsked | r.DrainAsked, ...] = ()
     """What the user wants of nodes and nobody has decided yet, oldest first."""
     answers: dict[str, r.Decided] = {}

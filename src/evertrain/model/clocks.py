@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from evertrain.model.report import AttemptReport, Exit, NodeReport, PageReport, RankReport
+from evertrain.model.sensing import SensorState, Sign
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -31,6 +32,8 @@ def shifted(report: NodeReport, by_s: float) -> NodeReport:
         report,
         attempts=tuple(_attempt(attempt, by_s) for attempt in report.attempts),
         pages=tuple(_page(page, by_s) for page in report.pages),
+        sensors=tuple(_sensor(sensor, by_s) for sensor in report.sensors),
+        signs=tuple(_sign(sign, by_s) for sign in report.signs),
     )
 
 
@@ -59,3 +62,11 @@ def _page(page: PageReport, by_s: float) -> PageReport:
         resumed_time=later(page.resumed_time),
         passed_time=later(page.passed_time),
     )
+
+
+def _sensor(sensor: SensorState, by_s: float) -> SensorState:
+    return replace(sensor, since=sensor.since + by_s) if sensor.since > 0 else sensor
+
+
+def _sign(sign: Sign, by_s: float) -> Sign:
+    return replace(sign, time=sign.time + by_s)

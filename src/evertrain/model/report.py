@@ -243,6 +243,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     sensors: tuple[SensorState, ...] = ()
     signs: tuple[Sign, ...] = ()
     """That hold, or were seen within the last minutes."""
+    unreachable: tuple[str, ...] = ()
+    """Of the nodes that it tries (`Desired.peers`), those that answered before and do not any more."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -345,6 +347,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     """A number that this node has not answered yet asks it to test itself now; 0: nothing is asked."""
     reach: tuple[Peer, ...] = ()
     """Other nodes that it should be able to reach; part of the test."""
+    peers: tuple[Peer, ...] = ()
+    """Other nodes that it should try to reach all the time."""
     early: Go | None = None
     """The ranks of this standby are to run ahead of their start, as far as `evertrain.init()`; what is not known of
     them yet (all numbers but the local ones, addresses, what to resume) is empty here."""

@@ -117,6 +117,8 @@ class PortReading(msgspec.Struct, frozen=True, kw_only=True):
     sent_packets: int = 0
     errors: int = 0
     dropped: int = 0
+    unclaimed: int = 0
+    """Came in and went nowhere: also what healthy machines do with protocols that they do not speak."""
     is_rdma: bool = False
 
 
@@ -142,4 +144,5 @@ class HostReading(msgspec.Struct, frozen=True, kw_only=True):
     descriptors_fraction: float | None = None
     """Of what the machine allows, in use."""
     clock_offset_s: float | None = None
+    clock_is_synchronised: bool | None = None
     load_per_core: float | None = None

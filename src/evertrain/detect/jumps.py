@@ -23,9 +23,12 @@ _NOISE = 3.0
 class Series:
     """Of one attempt. Only how large numbers are counts, so that a loss may be negative."""
 
-    def __init__(self, name: Literal["loss", "grad_norm"], config: MetricConfig) -> None:
+    def __init__(
+        self, name: Literal["loss", "grad_norm"], config: MetricConfig, *, only_not_finite: bool = False
+    ) -> None:
         self._name: Literal["loss", "grad_norm"] = name
         self._config = config
+        self._only_not_finite = only_not_finite
         # with loss scaling, a norm that is not finite alone is a step that is skipped
         self._patience = config.norm_steps if name == "grad_norm" else 1
         self._not_finite: list[tuple[int, float]] = []
@@ -45,6 +48,8 @@ class Series:
             return self._take_not_finite(step, time, value)
         self._not_finite.clear()
         self._any_finite = True
+        if self._only_not_finite:
+            return None
         limit = self._limit()
         if limit is not None and value > limit:
             return self._take_high(step, time, value, limit)

@@ -18,8 +18,6 @@ from evertrain.detect.pace import Pace
 from evertrain.model.config import MetricConfig
 from evertrain.model.metrics import MetricEvent, Step
 
-_NOT_FINITE = frozenset({"loss_not_finite", "grad_norm_not_finite"})
-
 
 class MetricRules:
     """What one rank reports in one attempt, and what its node shows meanwhile; a new attempt gets a new one."""
@@ -28,8 +26,8 @@ class MetricRules:
         """`only_not_finite`: all ranks see the same jumps, and are as slow as the slowest; one of a node is enough."""
         self._config = config
         self._only_not_finite = only_not_finite
-        self._loss = Series("loss", config)
-        self._grad_norm = Series("grad_norm", config)
+        self._loss = Series("loss", config, only_not_finite=only_not_finite)
+        self._grad_norm = Series("grad_norm", config, only_not_finite=only_not_finite)
         self._pace = Pace(config)
         self._traffic = Traffic(config)
         self._tensors: dict[str, Tensor] = {}
@@ -40,6 +38,11 @@ class MetricRules:
     @property
     def last(self) -> Step | None:
         return self._last
+
+    @property
+    def step_s(self) -> float | None:
+        """Median of the last steps."""
+        return self._pace.step_s
 
     def step(self, step: Step) -> list[MetricEvent]:
         """A step was finished. One that is told again, with the same count, may add what it had not said."""
@@ -54,9 +57,7 @@ class MetricRules:
             found.append(self._loss.take(step.step, step.time, step.loss))
         if step.grad_norm is not None and not (again and last and last.grad_norm is not None):
             found.append(self._grad_norm.take(step.step, step.time, step.grad_norm))
-        if self._only_not_finite:
-            return [event for event in found if event is not None and event.kind in _NOT_FINITE]
-        if not again:
+        if not again and not self._only_not_finite:
             self._traffic.step()
             found.append(self._pace.take(step))
             found.append(self._hot(step.time))

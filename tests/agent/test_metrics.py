@@ -124,7 +124,8 @@ def test_slow_ranks_and_those_that_are_no_more(node: Node) -> None:
         if step in (99, 230):
             assert keys == []
         if step == 150:
-            assert keys == ["metrics:slow:a1:104"]
+            (key,) = keys
+            assert 100 <= int(key.removeprefix("metrics:slow:a1:")) <= 106, "the window has to fill first"
 
 
 def test_an_attempt_begins_with_nothing_known(node: Node) -> None:

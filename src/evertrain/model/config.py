@@ -219,6 +219,16 @@ class MetricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """... for so long, on a GPU that is busy all the same."""
     hot_c: int = 85
     """Where a GPU does not say at which temperature it slows down."""
+    loss_names: tuple[str, ...] = (
+        "loss", "train/loss", "train_loss", "train_loss_step", "training_loss", "loss/train", "lm loss",
+        "train/lm_loss", "loss_metrics/global_avg_loss",
+    )  # fmt: skip
+    """What the loss may be called in the files of an experiment tracker, the best name first; small and large letters
+    are the same."""
+    grad_norm_names: tuple[str, ...] = (
+        "grad_norm", "train/grad_norm", "grad-norm", "gradient_norm", "train/gradient_norm", "grad_norm/train",
+    )  # fmt: skip
+    """The same for the gradient norm."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -68,4 +68,4 @@ def test_a_full_tmpfs_is_refused_by_the_command(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "the ranks' pages need 208.0 KiB of shared memory, but /dev/shm has 0 bytes free" in done.stderr
+    assert "the ranks' pages need 304.0 KiB of shared memory, but /dev/shm has 0 bytes free" in done.stderr

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evertrain.cli.drills import REPORTED
-from evertrain.detect.readings import FAULTS, NETWORK, grade
+from evertrain.detect.readings import FAULTS, METRICS, NETWORK, grade
+from evertrain.model.metrics import MetricKind
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,8 @@ from evertrain.detect.readings import FAULTS, NETWORK, grade
         ("switch_down", "network"),
         ("hardware_reading", "reading"),
         ("gpu_temperature", "reading"),
+        ("loss_not_finite", "metric"),
+        ("hot_and_slow", "metric"),
         ("blind", "blind"),
         ("blind_nvml", "blind"),
     ],
@@ -34,6 +38,10 @@ def test_kinds(kind: str, expected: str) -> None:
 def test_what_nobody_knows_is_no_fault(kind: str) -> None:
     if kind not in FAULTS:
         assert grade(kind) != "fault"
+
+
+def test_what_training_reports_proves_nothing_about_a_machine() -> None:
+    assert set(get_args(MetricKind)) == METRICS
 
 
 def test_drills_are_what_they_are_called() -> None:

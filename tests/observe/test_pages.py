@@ -304,3 +304,68 @@ def test_a_reader_of_a_page_that_is_not_there_yet_finds_it_later(tmp_path: Path)
     view, _ = reader.read()
     assert view is not None and view.rank == 0
     reader.close()
+
+
+def remember(writer: page.PageWriter, count: int, *, loss: float = 0.0, flags: int = 0) -> None:
+    writer.remember_step(count, 10 * count, count, count / 4, 0.5, loss, 3.0, 100.0 * count, flags, 7)
+
+
+def test_steps_are_read_once_and_in_order(path: str) -> None:
+    writer, reader = page.PageWriter(path), pages.StepReader(path)
+    assert reader.read() == []
+    remember(writer, 1, loss=float("inf"), flags=page.HAS_LOSS)
+    remember(writer, 2, flags=page.HAS_GRAD_NORM | page.HAS_TOKENS)
+    first, second = reader.read()
+    assert first == pages.StepRecord(
+        count=1, step=10, rel_step=1, time=0.25, declared_s=0.5, stage=7, loss=float("inf"), grad_norm=None,
+        tokens=None, is_open=False,
+    )  # fmt: skip
+    assert (second.loss, second.grad_norm, second.tokens) == (None, 3.0, 200.0)
+    assert reader.read() == []
+    for count in range(3, page.STEPS + 3):
+        remember(writer, count)
+    assert [one.count for one in reader.read()] == list(range(3, page.STEPS + 3)), "all that the ring holds"
+    for count in range(page.STEPS + 3, 3 * page.STEPS):
+        remember(writer, count)
+    assert [one.count for one in reader.read()] == list(range(2 * page.STEPS, 3 * page.STEPS)), "what it still holds"
+    reader.close()
+
+
+def test_a_step_of_which_more_will_be_known_is_waited_for(path: str) -> None:
+    writer, reader = page.PageWriter(path), pages.StepReader(path)
+    remember(writer, 1, flags=page.IS_OPEN)
+    assert reader.read() == []
+    remember(writer, 1, loss=2.0, flags=page.HAS_LOSS)
+    assert [one.loss for one in reader.read()] == [2.0]
+    remember(writer, 2, flags=page.IS_OPEN)
+    remember(writer, 3, flags=page.IS_OPEN)
+    assert [one.count for one in reader.read()] == [2], "it is known by now that nothing more comes"
+    reader.close()
+
+
+def test_a_step_that_is_being_written_is_read_later(path: str) -> None:
+    writer, reader = page.PageWriter(path), pages.StepReader(path)
+    remember(writer, 1)
+    remember(writer, 2)
+    raw = bytearray(Path(path).read_bytes())
+    whole = bytes(raw)
+    raw[page.STEPS_AT + page.STEP.size + 20] ^= 0xFF
+    Path(path).write_bytes(raw)
+    assert [one.count for one in reader.read()] == [1]
+    Path(path).write_bytes(whole)
+    assert [one.count for one in reader.read()] == [2]
+    assert pages.losses(path) == {}, "another ring"
+    reader.close()
+
+
+def test_no_steps_where_there_is_no_page(tmp_path: Path) -> None:
+    assert pages.StepReader(tmp_path / "none").read() == []
+    (tmp_path / "short").write_bytes(b"short")
+    assert pages.StepReader(tmp_path / "short").read() == []
+    (tmp_path / "garbage").write_bytes(bytes(page.SIZE))
+    reader = pages.StepReader(tmp_path / "garbage")
+    assert reader.read() == []
+    page.create(str(tmp_path / "garbage"), job="job", term=1, attempt=1, rank=0)
+    remember(page.PageWriter(str(tmp_path / "garbage")), 1)
+    assert len(reader.read()) == 1
+    reader.close()

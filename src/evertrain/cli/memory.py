@@ -11,7 +11,7 @@ from evertrain.model.errors import TroubleError
 from evertrain.worker import room
 
 SHARED_MEMORY = Path("/dev/shm")
-PAGE_BYTES = 12288
+PAGE_BYTES = 20480
 """One telemetry page and its directory entry, rounded up."""
 ATTEMPTS_AT_ONCE = 3
 """The one that ends, the one that runs and the one that is prepared."""

@@ -3,6 +3,7 @@
 fault      the machine is broken: nothing that waits or restarts will mend it
 network    a link misbehaves; most such troubles heal themselves
 reading    something is odd; alone it proves nothing
+metric     training itself reports something odd: no evidence against any machine
 blind      a sensor cannot see, which neither accuses nor acquits
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Grade = Literal["fault", "network", "reading", "blind"]
+Grade = Literal["fault", "network", "reading", "metric", "blind"]
 
 FAULTS = frozenset(
     {
@@ -20,6 +21,12 @@ FAULTS = frozenset(
     }
 )  # fmt: skip
 NETWORK = frozenset({"network_alert", "nic_down", "link_flap", "packet_loss", "switch_down"})
+METRICS = frozenset(
+    {
+        "loss_not_finite", "grad_norm_not_finite", "loss_jump", "grad_norm_jump",
+        "slow", "hot_and_slow", "no_traffic", "tensor_idle",
+    }
+)  # fmt: skip
 
 
 def grade(kind: str) -> Grade:
@@ -28,4 +35,6 @@ def grade(kind: str) -> Grade:
         return "fault"
     if kind in NETWORK:
         return "network"
+    if kind in METRICS:
+        return "metric"
     return "blind" if kind.startswith("blind") else "reading"

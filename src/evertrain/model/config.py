@@ -180,6 +180,57 @@ class CodeConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.most_bytes + 4096 * self.most_files + (1 << 20)
 
 
+class MetricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When what training reports about itself is out of the ordinary."""
+
+    jump_factor: Annotated[float, msgspec.Meta(gt=1)] = 5.0
+    """A loss or a gradient norm jumps when it is more than so many times the median"""
+    jump_window: Annotated[int, msgspec.Meta(ge=5, le=1000)] = 50
+    """... of so many steps before it,"""
+    jump_needs: Annotated[int, msgspec.Meta(ge=2)] = 20
+    """... of which there must be at least so many,"""
+    jump_steps: Annotated[int, msgspec.Meta(ge=1)] = 3
+    """... and stays there for so many steps in a row."""
+    jump_floor: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.02
+    """Below this part of what the median once was in this attempt nothing is a jump: a loss that has come down to
+    almost nothing is noise."""
+    norm_steps: Annotated[int, msgspec.Meta(ge=1)] = 3
+    """So many gradient norms in a row that are not finite are a fault while the loss is finite: loss scaling (fp16)
+    brings single ones forth, and skips the step."""
+    warm_up_steps: Annotated[int, msgspec.Meta(ge=0)] = 10
+    """The first steps of an attempt say nothing about its speed."""
+    baseline_steps: Annotated[int, msgspec.Meta(ge=10, le=10_000)] = 50
+    """So many steps after those are the speed to go by;"""
+    recent_steps: Annotated[int, msgspec.Meta(ge=5, le=1000)] = 10
+    """... the last so many are compared with them."""
+    slow_below: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.8
+    """Training is slow below this part of that speed,"""
+    slow_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    """... for at least so long,"""
+    slow_until: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    """... until it is above this part again."""
+    traffic_s: float = 10.0
+    """No step and no traffic at the node's ports for so long,"""
+    traffic_steps: float = 5.0
+    """... and for so many median steps: the network may be to blame."""
+    tensor_below: float = 0.1
+    """Tensor cores that were busy and now are active for less than this part of the time"""
+    tensor_s: float = 60.0
+    """... for so long, on a GPU that is busy all the same."""
+    hot_c: int = 85
+    """Where a GPU does not say at which temperature it slows down."""
+    loss_names: tuple[str, ...] = (
+        "loss", "train/loss", "train_loss", "train_loss_step", "training_loss", "loss/train", "lm loss",
+        "train/lm_loss", "loss_metrics/global_avg_loss",
+    )  # fmt: skip
+    """What the loss may be called in the files of an experiment tracker, the best name first; small and large letters
+    are the same."""
+    grad_norm_names: tuple[str, ...] = (
+        "grad_norm", "train/grad_norm", "grad-norm", "gradient_norm", "train/gradient_norm", "grad_norm/train",
+    )  # fmt: skip
+    """The same for the gradient norm."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole tree."""
 
@@ -193,3 +244,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checkpoint: CheckpointConfig = CheckpointConfig()
     ladder: LadderConfig = LadderConfig()
     code: CodeConfig = CodeConfig()
+    metrics: MetricConfig = MetricConfig()

@@ -7,6 +7,7 @@ cannot be read is reported as blind, with the reason; it is never taken for heal
 from __future__ import annotations
 
 import os
+import struct
 from typing import Any, Literal
 from zlib import crc32
 
@@ -145,17 +146,101 @@ def losses(path: str | os.PathLike[str]) -> dict[int, float]:
     """
     try:
         with open(path, "rb", buffering=0) as file:
-            raw = file.read(layout.SIZE)
+            raw = file.read(layout.STEPS_AT)
     except OSError:
         return {}
-    if len(raw) < layout.SIZE or _why_unreadable(raw) is not None:
+    if len(raw) < layout.STEPS_AT or _why_unreadable(raw) is not None:
         return {}
     found = []
-    for at in range(layout.LOSSES_AT, layout.SIZE, layout.LOSS.size):
+    for at in range(layout.LOSSES_AT, layout.STEPS_AT, layout.LOSS.size):
         count, step, loss, crc = layout.LOSS.unpack_from(raw, at)
         if count and crc32(raw[at : at + layout.LOSS.size - layout.CRC.size]) == crc:
             found.append((count, step, loss))
     return {step: loss for _, step, loss in sorted(found, key=lambda one: one[0])}
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a rank as it stands in the ring. None: not reported with this step."""
+
+    count: int
+    """From 1, without a gap as far as the ring reaches."""
+    step: int
+    rel_step: int
+    """Optimizer steps of this attempt; 0 where none are seen."""
+    time: float
+    declared_s: float
+    stage: int
+    loss: float | None
+    grad_norm: float | None
+    tokens: float | None
+    is_open: bool
+    """The optimizer has stepped, and what the script says of it is still to come, if it says anything."""
+
+
+class StepReader:
+    """Reads the steps of one page as they come. None is told twice, and none missed unless 128 come at once."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._descriptor = -1
+        self._after = 0
+
+    def read(self) -> list[StepRecord]:
+        """Those that are new and finished, in order; one that is open counts once another has come after it."""
+        try:
+            if self._descriptor < 0:
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                raw = os.pread(self._descriptor, layout.SIZE, 0)
+                if len(raw) < layout.SIZE or _why_unreadable(raw) is not None:
+                    self.close()
+                    return []
+            raw = os.pread(self._descriptor, layout.SIZE - layout.STEPS_AT, layout.STEPS_AT)
+        except OSError:
+            return []
+        found = self._next(raw)
+        if found and found[-1].is_open:
+            del found[-1]
+        if found:
+            self._after = found[-1].count
+        return found
+
+    def _next(self, raw: bytes) -> list[StepRecord]:
+        found: list[StepRecord] = []
+        for count in range(self._after + 1, self._after + 1 + layout.STEPS):
+            at = (count - 1) % layout.STEPS * layout.STEP.size
+            (there,) = _COUNT.unpack_from(raw, at)
+            if there > count:  # the writer has gone round since the last look
+                everything = [_step(raw, at) for at in range(0, layout.STEPS * layout.STEP.size, layout.STEP.size)]
+                newer = [one for one in everything if one is not None and one.count > self._after]
+                return sorted(newer, key=lambda one: one.count)
+            step = _step(raw, at) if there == count else None
+            if step is None:
+                break
+            found.append(step)
+        return found
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+_COUNT = struct.Struct("@Q")
+
+
+def _step(raw: bytes, at: int) -> StepRecord | None:
+    """None: it was being written."""
+    fields = layout.STEP.unpack_from(raw, at)
+    count, step, rel_step, time, declared_s, loss, grad_norm, tokens, flags, stage, crc = fields
+    if not count or crc32(raw[at : at + layout.STEP.size - 4]) != crc:
+        return None
+    return StepRecord(
+        count=count, step=step, rel_step=rel_step, time=time, declared_s=declared_s, stage=stage,
+        loss=loss if flags & layout.HAS_LOSS else None,
+        grad_norm=grad_norm if flags & layout.HAS_GRAD_NORM else None,
+        tokens=tokens if flags & layout.HAS_TOKENS else None,
+        is_open=bool(flags & layout.IS_OPEN),
+    )  # fmt: skip
 
 
 def _why_unreadable(raw: bytes) -> str | None:

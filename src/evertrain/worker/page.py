@@ -3,12 +3,13 @@
 A page is a small file in shared memory. The agent creates it, the rank writes it, the agent reads it ten times a
 second, also when the rank is stopped or dead:
 
-    ┌──────────┬──────────┬──────────┬──────────┐   two slots, written in turn; each carries a sequence number and a
-    │  header  │  slot 0  │  slot 1  │  losses  │   CRC, so whatever state the writer died in, the slot that it was not
-    └──────────┴──────────┴──────────┴──────────┘   writing is whole
+    ┌──────────┬──────────┬──────────┬──────────┬─────────┐   two slots, written in turn; each carries a sequence number
+    │  header  │  slot 0  │  slot 1  │  losses  │  steps  │   and a CRC, so whatever state the writer died in, the slot
+    └──────────┴──────────┴──────────┴──────────┴─────────┘   that it was not writing is whole
 
 The losses are a ring of the last (step, loss) pairs, each with a CRC of its own: a pair that was being written when the
-writer died is the only one lost. They are read when two attempts are compared, not ten times a second.
+writer died is the only one lost. They are read when two attempts are compared, not ten times a second. The steps are a
+second ring of the same kind: what was reported with each, and when it was finished, for whoever must not miss one.
 
 One write is one slice assignment of finished bytes (threads cannot tear it under the interpreter's lock), takes about
 a microsecond and makes no system call. All fields are native and aligned, so that C can read and write them too. Times
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from typing import SupportsFloat
 
 MAGIC = b"EVPAGE\n\0"
-LAYOUT = 3
+LAYOUT = 4
 
 HEADER = struct.Struct("@8s II qqq d 64s I4x")
 """magic, layout, slot bytes, term, attempt, rank, created time, job, CRC of what precedes it."""
@@ -50,7 +51,13 @@ LOSSES_AT = HEADER_BYTES + 2 * SLOT_BYTES
 LOSS = struct.Struct("@Qqd I4x")
 """Which loss it is, counted from 1; step, loss, CRC of what precedes it."""
 LOSSES = 256
-SIZE = LOSSES_AT + LOSSES * LOSS.size
+
+STEPS_AT = LOSSES_AT + LOSSES * LOSS.size
+STEP = struct.Struct("@Qqq ddddd HHI")
+"""Which step it is, counted from 1; the step as it is named, optimizer steps, time, time in declared phases, loss,
+gradient norm, tokens, flags, stage, CRC of what precedes it. One that has come is written again when more is known."""
+STEPS = 128
+SIZE = STEPS_AT + STEPS * STEP.size
 
 METRIC = struct.Struct("@24s d")
 MAX_METRICS = METRICS_BYTES // METRIC.size
@@ -60,6 +67,8 @@ ENV_CHANGED = 1
 HAS_LOSS = 2
 HAS_GRAD_NORM = 4
 HAS_TOKENS = 8
+# ... and of a step, beside the last three: more will be known of it, or the next will come
+IS_OPEN = 16
 
 # states of the last collective
 NONE, ENTERED, DONE = 0, 1, 2
@@ -103,7 +112,7 @@ class PageWriter:
         "_body", "_lock", "_losses", "_metrics", "_view", "abs_step", "collective_seq", "collective_state",
         "collective_time", "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op", "passed_step",
         "passed_time", "phase", "phase_time", "pid", "progress_time", "reached", "rel_step", "resumed_step",
-        "resumed_time", "saves_failed", "sequence", "step_s", "tokens",
+        "resumed_time", "saves_failed", "sequence", "step_s", "steps", "tokens",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
@@ -116,6 +125,8 @@ class PageWriter:
         self._metrics = bytes(METRICS_BYTES)
         self._body = bytearray(SLOT.size)
         self._losses = 0
+        self.steps = 0
+        """Counted."""
         self.sequence = 0
         self.pid = os.getpid()
         self.abs_step = -1
@@ -159,6 +170,19 @@ class PageWriter:
             start = LOSSES_AT + (count - 1) % LOSSES * LOSS.size
             self._view[start : start + LOSS.size] = body + _pack_crc(crc32(body))
 
+    def remember_step(
+        self, count: int, step: int, rel_step: int, now: float, declared_s: float, loss: float, grad_norm: float,
+        tokens: float, flags: int, stage: int,
+    ) -> None:  # fmt: skip
+        """Put a step into the ring, in place of the oldest, or again in its own."""
+        with self._lock:
+            self.steps = count
+            body = _pack_step(
+                count, step, rel_step, now, declared_s, loss, grad_norm, tokens, flags, stage & 0xFFFF
+            )  # fmt: skip
+            start = STEPS_AT + (count - 1) % STEPS * STEP.size
+            self._view[start : start + STEP.size] = body + _pack_step_crc(crc32(body))
+
     def write(self, now: float | None = None) -> None:
         """Make the fields visible, all at once."""
         with self._lock:
@@ -192,6 +216,8 @@ class PageWriter:
 
 _pack = SLOT.pack
 _pack_loss = struct.Struct("@Qqd").pack
+_pack_step = struct.Struct("@Qqq ddddd HH").pack
+_pack_step_crc = struct.Struct("@I").pack
 _pack_crc = CRC.pack
 _now = time.monotonic
 _SECOND = HEADER_BYTES + SLOT_BYTES

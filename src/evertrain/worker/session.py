@@ -37,6 +37,9 @@ IMPORT_TIME = (
 )  # fmt: skip
 """Beginnings of names that torch and its libraries read once, while they are loaded."""
 
+_USUAL_PHASES = frozenset({"train", "evaluate", "save"})
+"""Declared phases after which training is what it was before."""
+
 
 class Session:
     """One rank in one attempt."""
@@ -85,6 +88,11 @@ class Session:
         self._declared: list[str] = []
         # relative steps at the moment when the absolute step was last known
         self._known_at = 0
+        self._declared_s = self._declared_since = 0.0
+        self._stage = 0
+        self._step_is_open = False
+        # the step that was remembered last: its number, and the arguments that say what it was
+        self._remembered = (0, -1, 0, 0.0, 0.0)
 
     # -- phases ------------------------------------------------------------------------------------------------------
 
@@ -96,12 +104,29 @@ class Session:
 
     def enter(self, phase: str) -> None:
         """A declared phase begins; phases nest."""
+        if not self._is_declared and phase not in _USUAL_PHASES:
+            self._stage += 1
+        self._count_declared()
         self._declared.append(phase)
         self._show_phase()
 
     def leave(self) -> None:
+        self._count_declared()
         self._declared.pop()
         self._show_phase()
+
+    @property
+    def _is_declared(self) -> bool:
+        """Inside a phase that is not training itself."""
+        return any(phase != "train" for phase in self._declared)
+
+    def _count_declared(self) -> float:
+        """Time spent inside declared phases until now."""
+        now = time.monotonic()
+        if self._is_declared:
+            self._declared_s += now - self._declared_since
+        self._declared_since = now
+        return self._declared_s
 
     def _show_phase(self) -> None:
         now = time.monotonic()
@@ -140,6 +165,7 @@ class Session:
                 self.check_environment()
                 self.at("train")
                 written.resumed_time = written.resumed_time or now
+            self._remember_step(now, 0.0, 0.0, page.IS_OPEN)
         written.progress_time = now
         written.write(now)
 
@@ -195,10 +221,27 @@ class Session:
             written.flags |= page.HAS_TOKENS
         if metrics:
             written.set_metrics(metrics)
+        said = page.HAS_LOSS * (loss is not None) | page.HAS_GRAD_NORM * (grad_norm is not None)
+        if step is not None or said:
+            self._remember_step(now, written.loss, written.grad_norm, said)
         written.progress_time = now
         written.write(now)
         if step is not None:
             self.fire("step", step)
+
+    def _remember_step(self, now: float, loss: float, grad_norm: float, flags: int) -> None:
+        """Keep it where none is missed. What the script says of a step that its optimizer has just made adds to it."""
+        written = self.page
+        count, _, rel_step, ended, declared_s = self._remembered
+        if not self._step_is_open or flags & page.IS_OPEN:
+            count, rel_step, ended, declared_s = count + 1, written.rel_step, now, self._count_declared()
+        self._step_is_open = bool(flags & page.IS_OPEN)
+        if self._is_declared:
+            flags &= ~(page.HAS_LOSS | page.HAS_GRAD_NORM)  # of an evaluation
+        self._remembered = (count, self.step, rel_step, ended, declared_s)
+        written.remember_step(
+            *self._remembered, loss, grad_norm, written.tokens, flags | written.flags & page.HAS_TOKENS, self._stage
+        )
 
     # -- faults ------------------------------------------------------------------------------------------------------
 

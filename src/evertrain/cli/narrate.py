@@ -76,8 +76,7 @@ def _version(was: Json, status: Json) -> list[_Told]:
 
 def change(asked: Json) -> str:
     """`update to version 2 by ann: fix loss; it comes with the next restart, at the latest 2026-12-01 09:13`."""
-    reason = f": {asked['reason']}" if asked["reason"] else ""
-    return f"{_named(asked)}{_by(asked)}{reason}; it comes {when(asked)}"
+    return f"{_named(asked)}{_by(asked)}; it comes {when(asked)}"
 
 
 def _named(asked: Json) -> str:
@@ -88,13 +87,15 @@ def _named(asked: Json) -> str:
 def _asked_for(asked: Json) -> str:
     """`update by ann: fix loss`."""
     act = "roll-back" if asked["act"] == "rollback" else asked["act"]
-    return f"{act}{_by(asked)}{': ' + asked['reason'] if asked['reason'] else ''}"
+    return f"{act}{_by(asked)}"
 
 
 def _by(asked: Json) -> str:
     if asked["incident"] is not None:
-        return f" after incident {asked['incident']}"
-    return f" by {asked['author']}" if asked["author"] else ""
+        # what it says itself begins with the number
+        return f" after {asked['reason'] or 'incident ' + str(asked['incident'])}"
+    author = f" by {asked['author']}" if asked["author"] else ""
+    return f"{author}: {asked['reason']}" if asked["reason"] else author
 
 
 def when(asked: Json) -> str:

@@ -196,12 +196,12 @@ def test_code_that_waits_says_until_when() -> None:
 
 
 def test_a_roll_back_after_an_incident() -> None:
-    undo = asked_for(act="rollback", version=1, author="", reason="incident 3: exit code 2", incident=3)
+    undo = asked_for(act="rollback", version=1, author="evertrain", reason="incident 3: hang", incident=3)
     before, during = Seen(status(attempt=2, version=2)), Seen(status(attempt=2, version=2, change=undo))
-    assert narrate.lines(before, during) == ["roll-back to version 1 after incident 3: exit code 2; it comes at once"]
+    assert narrate.lines(before, during) == ["roll-back to version 1 after incident 3: hang; it comes at once"]
     assert narrate.lines(during, Seen(status(attempt=3, version=1))) == [
         "attempt 3 runs",
-        "version 1 runs (roll-back after incident 3: exit code 2)",
+        "version 1 runs (roll-back after incident 3: hang)",
     ]
 
 

@@ -103,7 +103,8 @@ def test_before_there_is_a_version(served: Served, capsys: pytest.CaptureFixture
         ({"outcome": "applied"}, "", "earlier"),
         ({"outcome": "proven", "proven": True}, "", "earlier, proven"),
         ({"outcome": "dropped"}, "no space", "dropped: no space"),
-        ({"outcome": "superseded"}, "", "superseded"),
+        ({"outcome": "superseded", "attempts": []}, "", "superseded"),
+        ({"outcome": "superseded"}, "another change", "earlier"),
         ({"runs": True, "problem": "too large", "digest": ""}, "", "running, not captured: too large"),
     ],
 )

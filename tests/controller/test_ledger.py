@@ -22,6 +22,7 @@ from evertrain.model.records import (
     RunStarted,
     TermStarted,
 )
+from evertrain.model.report import RankError
 from support.world import World
 
 
@@ -178,6 +179,21 @@ def test_a_request_to_stop_is_a_planned_stop_from_the_last_step_on() -> None:
     assert [phase for phase, _ in parts(world)] == ["start", "productive", "stop"]
     (stop,) = lost(world, PLANNED_STOP)
     assert (stop.start, stop.end) == pytest.approx((world.now - 0.45 - 4.0, world.state.ended.time), abs=0.2)
+
+
+@pytest.mark.parametrize("user_is_faster", [False, True])
+def test_a_change_of_the_code_that_brings_training_back_is_its_mechanism(user_is_faster: bool) -> None:
+    world = training()
+    world.capture()
+    world.change("new")
+    world.turns()
+    if user_is_faster:
+        world.change("mended", within_s=3600)
+    world.fail(1, 1, error=RankError(type="TypeError", message="no", file="train.py", line=3))
+    world.turns()
+    assert world.state.incidents[1].decided is not None and world.state.incidents[1].decided.action == "restart"
+    found = {part.account.mechanism for part in ledger.stretches(run(world)) if part.account and part.account.incident}
+    assert found == {"hot_update" if user_is_faster else "roll_back"}
 
 
 def test_an_end_without_incident_between_two_attempts_is_a_planned_restart() -> None:

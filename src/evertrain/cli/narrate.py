@@ -76,7 +76,7 @@ def _version(was: Json, status: Json) -> list[_Told]:
 
 def change(asked: Json) -> str:
     """`update to version 2 by ann: fix loss; it comes with the next restart, at the latest 2026-12-01 09:13`."""
-    return f"{_named(asked)}{_by(asked)}{_reason(asked)}; it comes {when(asked)}"
+    return f"{_named(asked)}{_by(asked)}; it comes {when(asked)}"
 
 
 def _named(asked: Json) -> str:
@@ -87,21 +87,15 @@ def _named(asked: Json) -> str:
 def _asked_for(asked: Json) -> str:
     """`update by ann: fix loss`."""
     act = "roll-back" if asked["act"] == "rollback" else asked["act"]
-    return f"{act}{_by(asked)}{_reason(asked)}"
-
-
-def _reason(asked: Json) -> str:
-    """The incident that a roll-back is for has been named already."""
-    reason = str(asked["reason"])
-    if asked["incident"] is not None:
-        reason = reason.removeprefix(f"incident {asked['incident']}: ")
-    return f": {reason}" if reason else ""
+    return f"{act}{_by(asked)}"
 
 
 def _by(asked: Json) -> str:
     if asked["incident"] is not None:
-        return f" after incident {asked['incident']}"
-    return f" by {asked['author']}" if asked["author"] else ""
+        # what it says itself begins with the number
+        return f" after {asked['reason'] or 'incident ' + str(asked['incident'])}"
+    author = f" by {asked['author']}" if asked["author"] else ""
+    return f"{author}: {asked['reason']}" if asked["reason"] else author
 
 
 def when(asked: Json) -> str:

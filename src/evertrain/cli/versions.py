@@ -119,6 +119,8 @@ def state(version: Json, change: Json | None) -> str:
         words = ["running"]
     elif outcome == "pending" and change is not None:
         words = [f"pending until {narrate.day(change['latest'])}"]
+    elif outcome == "superseded" and version["attempts"]:
+        words = ["earlier"]  # by another change
     elif outcome in ("dropped", "rolled_back", "superseded"):
         words = [outcome.replace("_", " ") + because]
     else:

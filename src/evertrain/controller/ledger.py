@@ -27,8 +27,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from evertrain.decide import changes
 from evertrain.decide.applying import apply
 from evertrain.decide.state import Attempt, Incident, JobState
+from evertrain.model.decisions import ActionName, stronger
 from evertrain.model.records import AnyRecord, Progress, RunStarted
 
 Phase = Literal["productive", "start", "detect", "locate", "failover", "recompute", "stop"]
@@ -177,18 +179,27 @@ def _story(run: Run) -> Iterator[tuple[float, Phase, Account | None, int | None]
         if incident is None:
             account = VERIFICATION if _is_verified(run, attempt) else _planned(run, index + 1)
             continue
-        opened, decided = incident.opened, incident.decided
-        account = Account(opened.category, decided.action if decided is not None else "none", incident.number)
+        opened = incident.opened
+        account = Account(opened.category, _mechanism(run, incident), incident.number)
         yield opened.fault_time, "recompute", account, None
         yield opened.time, "detect", account, None
         yield incident.located_time, "locate", account, None
     yield inf, way_back, account, None
 
 
+def _mechanism(run: Run, incident: Incident) -> str:
+    """What training was brought back by; a change of the code that came with it, where nothing stronger was done."""
+    done: list[ActionName] = [incident.decided.action] if incident.decided is not None else []
+    change = changes.led_to_by(run.state, incident)
+    if change is not None:
+        done.append("hot_update" if change.incident is None else "roll_back")
+    return stronger(done) if done else "none"
+
+
 def _planned(run: Run, following: int) -> Account:
     """What the attempt in this place was there for, where no fault led to it."""
-    changes = [one.started.change for one in run.state.attempts[following : following + 1]]
-    return CODE_CHANGE if any(changes) else PLANNED_RESTART
+    there = [one.started.change for one in run.state.attempts[following : following + 1]]
+    return CODE_CHANGE if any(there) else PLANNED_RESTART
 
 
 def _is_verified(run: Run, attempt: Attempt) -> bool:

@@ -189,6 +189,6 @@ def _because(state: JobState, found: Change) -> str:
         return f"the job ended before: {state.ended.message}"
     undone = _undone_by(state, found)
     if undone is not None:
-        return f"{undone.asked.reason}; version {undone.asked.version} runs again"
+        return "; ".join(filter(None, (undone.asked.reason, f"version {undone.asked.version} runs again")))
     proven = state.proven.get(found.asked.version)
     return proven.because if proven is not None and found.attempt is not None else ""

@@ -188,6 +188,10 @@ class Conductor:
         self._wake.set()
         return None
 
+    def knows_change(self, name: str) -> bool:
+        """Whether it has been asked for before: whoever got no answer asks again."""
+        return name in self._noted().changes
+
     def audit(self, record: Audited) -> None:
         """Write down that somebody tried to change the code, well or not."""
         self._inbox.append(replace(record, time=self.now()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from evertrain.controller import capture as capturing
 from evertrain.controller import code_store
 from evertrain.controller.code_store import CodeStore
-from evertrain.model.code import Code
+from evertrain.model.code import Code, Diff
 from evertrain.model.config import CodeConfig, Config
 from evertrain.model.spec import Command, ControllerSpec
 from evertrain.versions.errors import ArchiveError
@@ -285,3 +286,28 @@ async def test_what_is_different_between_two_versions(store: CodeStore, other: t
     )
     assert different.files == 3
     assert store.diff(made.digest, made.digest).files == 0
+
+
+async def test_whoever_asks_again_does_not_have_it_compared_again(
+    store: CodeStore, other: tuple[Code, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, content = other
+    await store.put(made.digest, pieces(content))
+    begun: list[str] = []
+    go_on = threading.Event()
+
+    def slow(before: str, after: str) -> Diff:
+        begun.append(after)
+        assert go_on.wait(10)
+        return Diff(files=3)
+
+    monkeypatch.setattr(store, "diff", slow)
+    impatient = [asyncio.create_task(store.difference(made.digest, made.digest)) for _ in range(5)]
+    await asyncio.sleep(0)
+    impatient[0].cancel()
+    go_on.set()
+    assert [(await one).files for one in impatient[1:]] == [3, 3, 3, 3]
+    assert (await store.difference(made.digest, made.digest)).files == 3
+    assert begun == [made.digest]
+    with pytest.raises(asyncio.CancelledError):
+        await impatient[0]

@@ -6,6 +6,7 @@ nor later), 503 where that is not known yet. Each try is written down with who s
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Literal
@@ -25,6 +26,8 @@ from evertrain.versions.errors import ArchiveError
 _log = logging.getLogger(__name__)
 
 _LONGEST = 2000
+_DIFF_S = 4.0
+"""So long whoever asks waits for what is different, which is nothing but good to know."""
 
 
 class _ChangeRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,13 +93,15 @@ async def submit(
     digest: str,
     ask: Callable[[changes.Wish], changes.Refusal | None],
 ) -> changes.Refusal | None:
-    """Complete a wish, `ask` for it, and write down who did."""
+    """Complete a wish, `ask` for it, and write down who did. One that has been asked for already is as it was."""
+    if conductor.knows_change(wish.change):
+        return None
     whole = await with_code(conductor, wish, digest)
-    is_known = conductor.knows(wish.change)
+    if conductor.knows_change(wish.change):
+        return None
     refusal = whole if isinstance(whole, changes.Refusal) else ask(whole)
     if isinstance(whole, changes.Wish) and refusal is None:
-        if not is_known:  # else it was asked for again
-            scopes.audit(conductor, request, wish.act, "done", told(whole), wish.author)
+        scopes.audit(conductor, request, wish.act, "done", told(whole), wish.author)
     elif refusal is not None and not refusal.soon:
         scopes.audit(conductor, request, wish.act, "refused", refusal.line, wish.author)
     return refusal
@@ -130,7 +135,10 @@ async def with_code(conductor: Conductor, wish: changes.Wish, digest: str) -> ch
 async def _diff(code: CodeStore, before: str, after: str) -> Diff:
     """What is different; nobody's change waits for an archive that is gone."""
     try:
-        return await aside("code", code.diff, before, after)
+        return await asyncio.wait_for(code.difference(before, after), _DIFF_S)
+    except TimeoutError:
+        _log.warning("what is different between %s and %s is not known in time", before[:12], after[:12])
+        return Diff()
     except (ArchiveError, OSError) as error:
         _log.warning("what is different between %s and %s cannot be said: %s", before[:12], after[:12], error)
         return Diff()

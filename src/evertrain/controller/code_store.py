@@ -40,6 +40,7 @@ class CodeStore:
         self._folder = Path(spec.code_dir or f"{spec.run_dir}/code")
         self._verified: dict[str, tuple[tuple[int, ...], Code]] = {}
         """By digest: what it is, and which file it was found in."""
+        self._differences: dict[tuple[str, str], asyncio.Future[Diff]] = {}
         self._own: set[str] = set()
         """Names of what is arriving; other such files were left behind."""
         self._capturing: asyncio.Task[None] | None = None
@@ -86,6 +87,17 @@ class CodeStore:
             return await aside("code", self._take_in, partial, digest)
         finally:
             aside("code", self._discard, partial)
+
+    async def difference(self, before: str, after: str) -> Diff:
+        """`diff`, once for all who ask for it: who has no answer yet asks again, and large archives take a while."""
+        pair = before, after
+        if pair not in self._differences:
+            self._differences[pair] = asyncio.ensure_future(aside("code", self.diff, before, after))
+        try:
+            return await asyncio.shield(self._differences[pair])
+        except (ArchiveError, OSError):
+            self._differences.pop(pair, None)
+            raise
 
     def diff(self, before: str, after: str) -> Diff:
         """What is different between two versions that are here; for a thread. Raises ArchiveError."""

@@ -199,9 +199,9 @@ class Conductor:
         self._wake.set()
         return None
 
-    def knows(self, change: str) -> bool:
-        """Whether a change of this name has been asked for."""
-        return change in self._noted().changes
+    def knows_change(self, name: str) -> bool:
+        """Whether it has been asked for before: whoever got no answer asks again."""
+        return name in self._noted().changes
 
     def audit(self, record: Audited) -> None:
         """Write down that somebody tried to change the code, well or not."""

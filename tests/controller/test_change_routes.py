@@ -21,7 +21,7 @@ class Store:
     def known(self, digest: str) -> Code:
         return Code(digest=digest, files=1, bytes=1)
 
-    def diff(self, before: str, after: str) -> Diff:
+    async def difference(self, before: str, after: str) -> Diff:
         return Diff(changed=(before, after), files=1)
 
 
@@ -45,7 +45,7 @@ def running(**wish: Any) -> World:
 async def test_what_was_tried_is_written_down_once_with_what_it_was() -> None:
     world, audited = running(), list[Audited]()
     conductor = SimpleNamespace(
-        code=Store(), state=world.state, audit=audited.append, knows=lambda name: name in world.state.changes
+        code=Store(), state=world.state, audit=audited.append, knows_change=lambda name: name in world.state.changes
     )
     request = SimpleNamespace(remote="127.0.0.1", headers={})
 

@@ -522,7 +522,7 @@ def test_a_version_is_proven_by_steps_from_its_first_start_on() -> None:
 def test_a_roll_back_of_the_user_goes_to_the_newest_step_of_that_version_or_of_all() -> None:
     for keep, resumed in ((False, 5), (True, 8)):
         world = training()
-        name = world.change("new")
+        world.change("new")
         world.turns()
         world.train(3)
         world.turn()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ TENSORBOARD = bytes.fromhex(
     "200000000000000029eda95009474b58a953c3da4110012a130a110a0a747261696e2f6c6f7373150000803f93906c72"
     "2500000000000000eabc36f3094c4c58a953c3da4110012a180a160a0f747261696e2f677261645f6e6f726d150000c03f97c350a0"
 )
-# the history of a record of wandb: infinity, a time, a step, train/loss as one name and train/grad_norm as two, the step
+# the history of a record of wandb: infinity, a time, a step, train/loss as one name, train/grad_norm as two
 HISTORY = bytes.fromhex(
     "0a101203696e66820108496e66696e697479"
     "0a24120a5f74696d657374616d70820115312e373936303334323135323832393632652b3039"
@@ -53,6 +54,7 @@ def test_wandb_as_it_is_written(tmp_path: Path) -> None:
     assert found[0].time == pytest.approx(1796034215.283, abs=1e-3)
 
 
+@cache
 def content(kind: type[RecordFile]) -> bytes:
     if kind is EventFile:
         return b"".join(frame(event(step, {"loss": step / 2})) for step in range(40))

@@ -88,6 +88,8 @@ class Session:
         self._declared: list[str] = []
         # relative steps at the moment when the absolute step was last known
         self._known_at = 0
+        self._is_declared = False
+        """Inside a phase that is not training itself."""
         self._declared_s = self._declared_since = 0.0
         self._stage = 0
         self._step_is_open = False
@@ -104,28 +106,27 @@ class Session:
 
     def enter(self, phase: str) -> None:
         """A declared phase begins; phases nest."""
+        self._count_declared()
         if not self._is_declared and phase not in _USUAL_PHASES:
             self._stage += 1
-        self._count_declared()
         self._declared.append(phase)
+        if not self._is_declared and phase != "train":
+            self._is_declared = True
+            self._declared_since = time.monotonic()
         self._show_phase()
 
     def leave(self) -> None:
         self._count_declared()
         self._declared.pop()
+        self._is_declared = any(phase != "train" for phase in self._declared)
         self._show_phase()
-
-    @property
-    def _is_declared(self) -> bool:
-        """Inside a phase that is not training itself."""
-        return any(phase != "train" for phase in self._declared)
 
     def _count_declared(self) -> float:
         """Time spent inside declared phases until now."""
-        now = time.monotonic()
         if self._is_declared:
+            now = time.monotonic()
             self._declared_s += now - self._declared_since
-        self._declared_since = now
+            self._declared_since = now
         return self._declared_s
 
     def _show_phase(self) -> None:
@@ -234,7 +235,8 @@ class Session:
         written = self.page
         count, _, rel_step, ended, declared_s = self._remembered
         if not self._step_is_open or flags & page.IS_OPEN:
-            count, rel_step, ended, declared_s = count + 1, written.rel_step, now, self._count_declared()
+            count, rel_step, ended = count + 1, written.rel_step, now
+            declared_s = self._count_declared() if self._is_declared else self._declared_s
         self._step_is_open = bool(flags & page.IS_OPEN)
         if self._is_declared:
             flags &= ~(page.HAS_LOSS | page.HAS_GRAD_NORM)  # of an evaluation

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from evertrain.agent import commands, departure, environment
 from evertrain.agent.controller_link import ControllerLink
 from evertrain.agent.keeper_link import KeeperLink
+from evertrain.agent.metrics import Metrics
 from evertrain.agent.node import NodeView
 from evertrain.agent.safekeeping import Safekeeping
 from evertrain.agent.selfcheck import SelfChecks
@@ -56,6 +57,7 @@ class Agent:
         self._uploads = Uploads(spec, self._wake_up)
         self._versions = Versions(spec, token, self._wake_up)
         self._self_checks = SelfChecks(spec, lambda: self._keeper.state, self._wake_up)
+        self._metrics = Metrics(self._view.page_path, spec.metrics)
         self._peers = PeersSensor(Peers().judge)
         self._sensing = Sensing(spec, [*sensors_of(spec), self._peers], self._wake_up)
         self._order: Desired | None = None
@@ -107,7 +109,7 @@ class Agent:
                     code_failed=self._versions.failed,
                     code_problem=self._versions.problem,
                     sensors=self._sensing.sensors,
-                    signs=self._sensing.signs,
+                    signs=(*self._sensing.signs, *self._metrics.signs()),
                     unreachable=self._peers.unreachable,
                 ),
                 self._zero,
@@ -123,6 +125,7 @@ class Agent:
             if changed and self._leaving is None:
                 self._act()
             self._view.look(self._keeper.state)
+            self._look_at_metrics()
             self._safekeeping.look()
             self._notice_loneliness()
             if self._view.env_changed and not self._avoided_zygote:
@@ -136,6 +139,12 @@ class Agent:
                     await self._controller.send(report)
                     sent, sent_time = report, time.monotonic()
             await self._rest(order.read_pages_s if order is not None else 0.1)
+
+    def _look_at_metrics(self) -> None:
+        """What training reports of itself; numbers that are none are told at once."""
+        before = len(self._metrics.signs())
+        self._metrics.look(self._view.views, self._view.running_attempt, time.monotonic())
+        self._changed = self._changed or len(self._metrics.signs()) > before
 
     async def _rest(self, seconds: float) -> None:
         """Until something changes, or it is time to look at the pages again."""

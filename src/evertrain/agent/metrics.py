@@ -127,7 +127,12 @@ class Metrics:
             self._signs[key] = msgspec.structs.replace(known, evidence=f"{_words(ranks)}: {text}")
             return
         self._signs[key] = Sign(
-            key=key, kind=event.kind, device=event.device, evidence=f"{_words(ranks)}: {event.evidence}", time=now
+            key=key,
+            kind=event.kind,
+            device=event.device,
+            evidence=f"{_words(ranks)}: {event.evidence}",
+            time=now,
+            attempt=self._attempt,
         )
         while len(self._signs) > _MOST_SIGNS:
             oldest = next(iter(self._signs))

@@ -66,10 +66,16 @@ class NodeView:
         self._next_look = 0.0
         self._watch = Watch(spec.node)
         self._readers: dict[tuple[int, int], pages.Reader] = {}
-        self._views: tuple[pages.PageView, ...] = ()
+        self.views: tuple[pages.PageView, ...] = ()
+        """What the pages of ranks said at the last look."""
         self._activities: tuple[RankActivity, ...] = ()
         self._running = 0
         self._blind: tuple[str, ...] = ()
+
+    @property
+    def running_attempt(self) -> int | None:
+        """The attempt of which ranks run here; None: of none."""
+        return max((view.attempt for view in self.views), default=None) if self._running else None
 
     @property
     def idle_s(self) -> float:
@@ -101,7 +107,7 @@ class NodeView:
             ),
             early=msgspec.convert(state.get("early", {}), Early),
             attempts=tuple(self._attempt(int(number), attempt) for number, attempt in state["attempts"].items()),
-            pages=tuple(map(_page_report, self._views)),
+            pages=tuple(map(_page_report, self.views)),
             activities=self._activities,
             copies=self._copies,
             copies_after_attempt=self._copies_after,
@@ -223,7 +229,7 @@ class NodeView:
                     running.append(view)
         for reader in known.values():
             reader.close()
-        self._views, self._blind = tuple(views), tuple(blind)
+        self.views, self._blind = tuple(views), tuple(blind)
         self._activities, self._running = self._watch.look(running), len(running) + unread
 
     def _read_copies(self, state: dict[str, Any], order: Desired | None) -> None:

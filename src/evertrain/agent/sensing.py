@@ -7,18 +7,23 @@ look begins beside it. Nothing that a sensor does ends the agent. Times are by t
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from evertrain.agent.safekeeping import give_way
-from evertrain.model.sensing import Seen, SensorState, Sign
+from evertrain.keeper.children import boot_id
+from evertrain.model.sensing import KernelMessage, Seen, SensorState, Sign
 from evertrain.model.spec import AgentSpec
+
+if TYPE_CHECKING:
+    from evertrain.detect.kernel import KernelRules
 
 _log = logging.getLogger(__name__)
 
@@ -239,6 +244,12 @@ def sensors_of(spec: AgentSpec) -> list[Sensor]:
     return found
 
 
+def sensors_here(folder: str) -> list[Sensor]:
+    """The same without a job, for a machine whose training would write to `folder`."""
+    nothing = {"job": "", "run_id": "", "node_dir": "", "controller_url": "", "token_file": "", "fired_dir": ""}
+    return sensors_of(AgentSpec(node=socket.gethostname(), disk_dir=folder, log_root=folder, **nothing))
+
+
 def _network(spec: AgentSpec) -> Sensor:
     from evertrain.detect.network import Ports
     from evertrain.observe.sensors.network import NetworkSensor
@@ -254,15 +265,45 @@ def _host(spec: AgentSpec) -> Sensor:
     return HostSensor(Host().judge, folders=folders, shared_memory=spec.node_dir or "/dev/shm")
 
 
-def _named(name: str, kind: str, *args: Any) -> Sensor:
-    sensor: Sensor = getattr(importlib.import_module(f"evertrain.observe.sensors.{name}"), kind)(*args)
-    return sensor
+def _gpu(spec: AgentSpec) -> Sensor:
+    from evertrain.detect.gpu import GpuRules
+    from evertrain.observe.sensors.gpu import GpuSensor
+
+    return GpuSensor(GpuRules(boot_id=boot_id()))
+
+
+def _dcgm(spec: AgentSpec) -> Sensor:
+    from evertrain.observe.sensors.dcgm import DcgmSensor
+
+    return DcgmSensor()
+
+
+def _kernel(spec: AgentSpec) -> Sensor:
+    from evertrain.observe.sensors.kernel import KernelSensor
+
+    return KernelSensor(_KernelRules(), memory=Path(spec.node_dir) / "kernel.json" if spec.node_dir else None)
+
+
+class _KernelRules:
+    """The catalogue is large, and most kernels have nothing to say: it is read with the first message."""
+
+    def __init__(self) -> None:
+        self._rules: KernelRules | None = None
+
+    def __call__(self, messages: Sequence[KernelMessage]) -> tuple[Sign, ...]:
+        if self._rules is None and messages:
+            from evertrain.detect.catalogue import build
+            from evertrain.detect.kernel import KernelRules
+            from evertrain.observe import rules
+
+            self._rules = KernelRules(build(rules.contents(()), ()))
+        return self._rules(messages) if self._rules is not None else ()
 
 
 MAKERS: dict[str, Callable[[AgentSpec], Sensor]] = {
-    "gpu": lambda spec: _named("gpu", "GpuSensor"),
-    "dcgm": lambda spec: _named("dcgm", "DcgmSensor"),
-    "kernel": lambda spec: _named("kernel", "KernelSensor", spec.node),
+    "gpu": _gpu,
+    "dcgm": _dcgm,
+    "kernel": _kernel,
     "network": _network,
     "host": _host,
 }

@@ -181,6 +181,7 @@ def agent(
         lost_s=plan.config.machines.lost_s if here.member else None,
         owner_fd=owner,
         grace_s=plan.config.grace_s,
+        metrics=plan.config.metrics,
         python=plan.python,
         code_root=_code_root(plan),
         code_dir=str(here.code_dir),

@@ -325,7 +325,9 @@ def _decided(state: JobState, record: r.Decided) -> JobState:
         return replace(state, signals=()) if state.signals else state
     memory = evolve(state.memory, record.event, record.actions, record.incident)
     state = replace(state, memory=memory) if memory is not state.memory else state
-    if state.signals and isinstance(record.event, d.NodeFault | d.NetworkAlert | d.HardwareReading | d.SensorBlind):
+    if state.signals and isinstance(
+        record.event, d.NodeFault | d.NetworkAlert | d.HardwareReading | d.OddNumbers | d.SensorBlind
+    ):
         return replace(state, signals=state.signals[1:])
     if isinstance(record.event, d.NodeAllowed | d.DrainRequested):
         kind, node = _ASKED[type(record.event)], record.event.node

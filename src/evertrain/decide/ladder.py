@@ -2,7 +2,7 @@
 
     certain machine fault ───────────────────────────▶ evict ──▶ a standby takes over, or the job becomes smaller,
     network alert ──▶ tolerate ──again within 5 min──▶ evict         or waits for nodes, or goes on and asks a human
-    odd reading, blind sensor ──▶ tolerate
+    odd reading, odd numbers, blind sensor ──▶ tolerate
     an attempt has failed ──▶ `decide.failures`: restart, evict, checks, roll-back, replay, stop
                                    │ somebody is asked, or waited for
                                    ▼
@@ -44,6 +44,7 @@ from evertrain.model.decisions import (
     NodeFault,
     NodeReady,
     NodeTested,
+    OddNumbers,
     Policy,
     Proven,
     Restart,
@@ -109,6 +110,9 @@ def _judge(state: JobState, event: AnyEvent, policy: Policy) -> tuple[AnyAction,
     match event:
         case HardwareReading():
             return (Tolerate(node=event.node, because=f"{event.node}: {_told(event)}: noted; alone it proves nothing"),)
+        case OddNumbers():
+            follows = "the attempt is ended" if event.is_fatal else "noted; it accuses no machine"
+            return (Tolerate(node=event.node, because=f"{event.node}: {_told(event)}: {follows}"),)
         case SensorBlind():
             because = f"{event.node}: {event.sensor} cannot see: it neither accuses nor acquits"
             return (Tolerate(node=event.node, because=because),)
@@ -326,5 +330,5 @@ def _asked_for(incident: Incident, wait: WaitForNodes) -> str:
     return f"incident {incident.number} ({incident.opened.cause}): {listed(wait.instead_of)} should go"
 
 
-def _told(event: NodeFault | NetworkAlert | HardwareReading) -> str:
+def _told(event: NodeFault | NetworkAlert | HardwareReading | OddNumbers) -> str:
     return event.signal.replace("_", " ")

@@ -62,7 +62,14 @@ def _new_signs(state: JobState, picture: Picture, now: float) -> list[AnyRecord]
         for sign in report.signs[-_MOST_SIGNS:]:
             if sign.key not in known:
                 known.add(sign.key)
-                raised = r.SignalRaised(time=now, node=node, signal=sign.kind, evidence=sign.evidence, key=sign.key)
+                raised = r.SignalRaised(
+                    time=now,
+                    node=node,
+                    signal=sign.kind,
+                    evidence=sign.evidence,
+                    key=sign.key,
+                    attempt=sign.attempt,
+                )
                 new.append((sign.time, raised))
     return [raised for _, raised in sorted(new, key=lambda one: (one[0], one[1].node))]
 
@@ -74,6 +81,8 @@ def _signal(state: JobState, picture: Picture, raised: r.SignalRaised, now: floa
         return _incident_of(state, picture, raised, d.NodeFault(signal=raised.signal, **seen))
     if grade == "network":
         return _incident_of(state, picture, raised, d.NetworkAlert(signal=raised.signal, **seen))
+    if grade == "metric":
+        return _odd_numbers(state, picture, raised, now)
     if grade == "reading":
         return answering.answer(state, d.HardwareReading(signal=raised.signal, **seen))
     return answering.answer(state, d.SensorBlind(sensor=raised.signal, **seen))
@@ -109,6 +118,37 @@ def _incident_of(
         return [*incidents.over(state, now), opened, decided, *answering.consequences(state, decided)]
     # it disturbs nothing that is going on
     return [opened, decided, r.IncidentClosed(time=now, incident=number, first_new_step=None, passed_time=None)]
+
+
+def _odd_numbers(state: JobState, picture: Picture, raised: r.SignalRaised, now: float) -> list[AnyRecord]:
+    """Numbers that are none end the attempt, once, whoever says so first; all else is told, once an attempt."""
+    attempt, signal = state.active, raised.signal
+    is_current = attempt is not None and raised.attempt in (None, attempt.number)
+    runs = attempt if is_current and attempt is not None and attempt.ending is None else None
+    assert state.run is not None
+    undecided = state.incident is not None and state.incident.decided is None
+    is_fatal = signal in readings.FATAL and runs is not None and not undecided and not state.run.observe_only
+    event = d.OddNumbers(time=now, node=raised.node, signal=signal, evidence=raised.evidence, is_fatal=is_fatal)
+    told = answering.answer(state, event)
+    cause = signal.replace("_", " ")
+    known = (one.opened for one in state.incidents.values() if one.opened.source == "metrics")
+    if runs is None or any(one.attempt == runs.number and one.cause == cause for one in known):
+        return told
+    verdict = Blame(
+        source="metrics",
+        fault_time=raised.time,
+        cause=cause,
+        # of gradients that are averaged every rank has the same: who says so first is not to blame for it
+        category="numerics" if "loss" in signal or "norm" in signal else "unknown",
+        evidence=(f"{raised.node}: {raised.evidence}",),
+    )
+    step = steps(runs, picture)[0]
+    if is_fatal:
+        return [*told, *incidents.act(state, runs, verdict, step, now)]
+    opened = incidents.opened(state, runs.number, verdict, step, now, tolerated=True)
+    # it disturbs nothing that is going on
+    closed = r.IncidentClosed(time=now, incident=opened.incident, first_new_step=None, passed_time=None)
+    return [*told, opened, closed]
 
 
 def _replaceable_now(state: JobState, picture: Picture, now: float) -> list[AnyRecord]:

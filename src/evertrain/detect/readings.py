@@ -28,6 +28,9 @@ METRICS = frozenset(
     }
 )  # fmt: skip
 
+FATAL = frozenset({"loss_not_finite", "grad_norm_not_finite"})
+"""Of these: training that goes on like this is worth nothing."""
+
 
 def grade(kind: str) -> Grade:
     """How much a signal of this kind proves; one that nobody knows is a reading."""

@@ -60,6 +60,16 @@ class HardwareReading(Event, frozen=True, kw_only=True):
     evidence: str
 
 
+class OddNumbers(Event, frozen=True, kw_only=True):
+    """What training reports of itself is odd; code and data bring most of that forth, so it accuses no machine."""
+
+    node: str
+    signal: str
+    evidence: str
+    is_fatal: bool = False
+    """What the attempt does from now on is worth nothing: it is ended."""
+
+
 class SensorBlind(Event, frozen=True, kw_only=True):
     """A sensor of a node cannot see. That neither accuses nor acquits anybody."""
 
@@ -72,7 +82,7 @@ class AttemptFailed(Event, frozen=True, kw_only=True):
     """An attempt has ended, or must end, and somebody has said why."""
 
     incident: int
-    source: Literal["exit", "hang", "lost", "saves", "verification"]
+    source: Literal["exit", "hang", "lost", "metrics", "saves", "verification"]
     cause: str
     category: str
     ranks: tuple[int, ...] = ()
@@ -152,6 +162,7 @@ AnyEvent = (
     NodeFault
     | NetworkAlert
     | HardwareReading
+    | OddNumbers
     | SensorBlind
     | AttemptFailed
     | Proven

@@ -137,7 +137,7 @@ class RanksEnded(Record, frozen=True, kw_only=True):
     ends: tuple[RankEnd, ...]
 
 
-Source = Literal["exit", "hang", "lost", "signal", "verification", "saves"]
+Source = Literal["exit", "hang", "lost", "signal", "metrics", "verification", "saves"]
 """What an incident was seen by."""
 
 
@@ -272,6 +272,8 @@ class SignalRaised(Record, frozen=True, kw_only=True):
     evidence: str
     key: str = ""
     """Of the sign that an own sensor has reported; empty: somebody else has told."""
+    attempt: int | None = None
+    """That it is about; None: about the machine, whatever runs."""
 
 
 class HangSuspected(Record, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
     """One line for whoever reads the incident: the device, what was read, and against which limit."""
     time: float
     """When it was seen first, by the agent's clock."""
+    attempt: int | None = None
+    """What training reports is about one attempt."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

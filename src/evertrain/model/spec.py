@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from evertrain.model.config import Config
+from evertrain.model.config import Config, MetricConfig
 
 StartMode = Literal["zygote", "parked", "spawn"]
 StandbyBarrier = Literal["start", "init"]
@@ -88,6 +88,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 25.0
     python: str = "python3"
     """The ranks' interpreter, which has torch."""
+    metrics: MetricConfig = MetricConfig()
     code_root: str = ""
     """The folder on this machine that versions of the code take the place of; empty: there is none."""
     code_dir: str = ""

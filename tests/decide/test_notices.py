@@ -474,3 +474,53 @@ def test_a_fresh_life_forgets_signs_as_it_forgets_all_else() -> None:
         node.connected = True
     world.turns()
     assert raised(world) == [("node-1", "a"), ("node-1", "a")]
+
+
+# -- what training reports ---------------------------------------------------------------------------------------------
+
+
+def odd(world: World, kind: str, node: str = "node-0", attempt: int = 1) -> None:
+    world.write(
+        SignalRaised(time=world.now, node=node, signal=kind, evidence=f"{kind} in step 5", key="k", attempt=attempt)
+    )
+
+
+def test_numbers_that_are_none_end_the_attempt_once_and_accuse_nobody() -> None:
+    world = World()
+    world.turns()
+    world.train(5)
+    odd(world, "loss_not_finite")
+    odd(world, "loss_not_finite", "node-1")
+    world.turns()
+    assert set(world.running().values()) == {2}, "all ranks again, where they are"
+    (incident,) = world.state.incidents.values()
+    assert (incident.opened.source, incident.opened.category, incident.opened.nodes) == ("metrics", "numerics", ())
+    assert incident.opened.evidence == ("node-0: loss_not_finite in step 5",)
+    assert not world.state.memory.readings, "it is no evidence against hardware"
+    odd(world, "loss_not_finite", attempt=1)
+    world.turns()
+    assert set(world.running().values()) == {2}, "what comes late is about an attempt that is over"
+
+
+def test_all_else_is_told_once_an_attempt_and_changes_nothing() -> None:
+    world = World()
+    world.turns()
+    world.train(5)
+    for node in ("node-0", "node-1"):
+        odd(world, "slow", node)
+    odd(world, "loss_jump")
+    world.turns()
+    assert set(world.running().values()) == {1}
+    assert [one.opened.cause for one in world.state.incidents.values()] == ["slow", "loss jump"]
+    assert all(one.closed is not None for one in world.state.incidents.values())
+    assert not world.state.memory.readings
+
+
+def test_with_observe_only_training_goes_on_with_numbers_that_are_none() -> None:
+    world = World(observe_only=True)
+    world.turns()
+    world.train(5)
+    odd(world, "loss_not_finite")
+    world.turns()
+    assert set(world.running().values()) == {1}
+    assert [one.opened.tolerated for one in world.state.incidents.values()] == [True]

@@ -246,8 +246,19 @@ def sensors_of(spec: AgentSpec) -> list[Sensor]:
 
 def sensors_here(folder: str) -> list[Sensor]:
     """The same without a job, for a machine whose training would write to `folder`."""
-    nothing = {"job": "", "run_id": "", "node_dir": "", "controller_url": "", "token_file": "", "fired_dir": ""}
-    return sensors_of(AgentSpec(node=socket.gethostname(), disk_dir=folder, log_root=folder, **nothing))
+    return sensors_of(
+        AgentSpec(
+            job="",
+            run_id="",
+            node=socket.gethostname(),
+            node_dir="",
+            disk_dir=folder,
+            log_root=folder,
+            controller_url="",
+            token_file="",
+            fired_dir="",
+        )
+    )
 
 
 def _network(spec: AgentSpec) -> Sensor:

@@ -356,9 +356,22 @@ def test_two_events_within_the_window_evict() -> None:
     world = training()
     for number in range(2):
         world.sense("node-1", "link_flap", f"port:eth0:flap:{number}")
-        world.turn(30.0)
+        world.turn()
+        world.turn(90.0)
     world.turns(12)
     assert newest(world)["action"] == "evict" and world.state.nodes["node-1"].state == "evicted"
+
+
+def test_one_cable_that_several_sensors_see_as_several_ports_is_one_alert() -> None:
+    world = training()
+    world.sense("node-1", "nic_down", "port:eth0:down:1")
+    world.sense("node-1", "nic_down", "port:eth0.100:down:1")
+    world.turns(4, 5.0)
+    world.sense("node-1", "link_flap", "kernel:boot:17")
+    world.turns(10)
+    assert len(raised(world)) == 3 and len(views.incidents(world.state)) == 1
+    assert world.state.nodes["node-1"].state == "active"
+    assert len(world.state.memory.readings["node-1"]) == 2, "what all of them saw is evidence"
 
 
 def test_signs_of_several_nodes_are_told_oldest_first() -> None:
@@ -404,7 +417,8 @@ def test_a_node_whose_sign_still_holds_does_not_come_back() -> None:
     world = training(config=Config(ladder=LadderConfig(quiet_s=100.0, test_every_s=20.0)))
     for number in range(2):
         world.sense("node-1", "nic_down", f"port:eth0:down:{number}")
-        world.turns()
+        world.turn()
+        world.turn(90.0)
     world.turns(12)
     assert world.state.nodes["node-1"].state == "evicted"
     world.turns(40, 5.0)
@@ -418,7 +432,8 @@ def test_a_sign_of_an_evicted_node_counts_against_its_return() -> None:
     world = training(config=Config(ladder=LadderConfig(quiet_s=100.0, test_every_s=20.0)))
     for number in range(2):
         world.sense("node-1", "link_flap", f"port:eth0:flap:{number}")
-        world.turns()
+        world.turn()
+        world.turn(90.0)
     world.turns(12)
     assert world.state.nodes["node-1"].state == "evicted"
     world.turns(16, 5.0)

@@ -24,6 +24,10 @@ from evertrain.model.records import AnyRecord
 
 _MOST_SIGNS = 128
 """Of one report; the fold remembers several times as many keys, so that none is taken for new while it is reported."""
+_SAME_EVENT_S = 60.0
+_MORE = "network_reading"
+"""One cable may be seen by several sensors, and as several ports: what they report soon after an alert is about the
+same event, and no second alert that would evict the node."""
 
 
 def look(state: JobState, picture: Picture, config: Config, now: float) -> list[AnyRecord]:
@@ -59,18 +63,20 @@ def _new_signs(state: JobState, picture: Picture, now: float) -> list[AnyRecord]
         if report is None or not report.signs:
             continue
         known = {*state.known_signs.get(node, ()), ""}
+        alerts = state.memory.alerts.get(node, ())
+        is_alerted = bool(alerts) and now - alerts[-1].time < _SAME_EVENT_S
         for sign in report.signs[-_MOST_SIGNS:]:
-            if sign.key not in known:
-                known.add(sign.key)
-                raised = r.SignalRaised(
-                    time=now,
-                    node=node,
-                    signal=sign.kind,
-                    evidence=sign.evidence,
-                    key=sign.key,
-                    attempt=sign.attempt,
-                )
-                new.append((sign.time, raised))
+            if sign.key in known:
+                continue
+            known.add(sign.key)
+            kind = sign.kind
+            if readings.grade(kind) == "network":
+                kind = _MORE if is_alerted else kind
+                is_alerted = True
+            raised = r.SignalRaised(
+                time=now, node=node, signal=kind, evidence=sign.evidence, key=sign.key, attempt=sign.attempt
+            )
+            new.append((sign.time, raised))
     return [raised for _, raised in sorted(new, key=lambda one: (one[0], one[1].node))]
 
 

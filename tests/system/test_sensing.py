@@ -1,0 +1,70 @@
+"""From a real port that loses its carrier to an incident, and a healthy machine that is accused of nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import StartJob
+from support import jobs, machines
+from support.machines import Machine
+from support.waiting import eventually
+
+NO_MACHINES = machines.why_not()
+
+
+@pytest.fixture
+def two_machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+    if NO_MACHINES:
+        pytest.skip(NO_MACHINES)
+    with machines.pair(tmp_path, shared=False) as both:
+        yield both
+
+
+def test_a_port_that_is_down_is_an_alert_within_half_a_minute_and_training_goes_on(
+    two_machines: tuple[Machine, Machine],
+) -> None:
+    whole = ["--nnodes=2", f"--rdzv-endpoint={two_machines[0].name}:29412"]
+    name, environment = f"port-{jobs.SESSION}-{two_machines[0].namespace}", {"EVERTRAIN_TOKEN": "as both know"}
+    first, second = (
+        one.start(
+            "train.py", nproc=1, flags=whole, args=["--steps", "160", "--sleep", "0.1"], job=name,
+            environment=environment,
+        )
+        for one in two_machines
+    )  # fmt: skip
+    first.wait_for_step(20)
+    assert first.incidents() == []
+
+    def alerts() -> dict[str, tuple[str, str, str]]:
+        return {one["nodes"][0]: (one["cause"], one["action"], one["evidence"][0]) for one in first.incidents()}
+
+    began = time.monotonic()
+    with two_machines[1].unplugged():
+        eventually(lambda: two_machines[0].name in alerts(), "the first machine's alert", story=first.story)
+        assert time.monotonic() - began < 30.0
+        time.sleep(max(0.0, began + 16.0 - time.monotonic()))  # the outage itself: two looks of the other one
+    # the other one could not say so before
+    eventually(lambda: two_machines[1].name in alerts(), "the other machine's alert", story=first.story)
+    for machine in two_machines:
+        cause, action, evidence = alerts()[machine.name]
+        assert (cause, action) == ("nic down", "tolerate")
+        assert f"{machine.cable}: no carrier" in evidence
+    assert (first.wait(), second.wait()) == (0, 0)
+    assert [node["state"] for node in first.status()["nodes"]] == ["active", "active"]
+
+
+def test_a_job_on_a_healthy_machine_is_told_of_nothing(start_job: StartJob) -> None:
+    job = start_job("train.py", nproc=1, flags=["--local-nodes=2"], args=["--steps", "120", "--sleep", "0.1"])
+    job.wait_for_step(100)  # sensors have looked twice by then
+    assert job.wait() == 0
+    assert job.incidents() == []
+    logs = job.job_dir / "logs"
+    assert "SignalRaised" not in (logs / "controller.log").read_text()
+    agents = sorted(logs.glob("agent-*.log"))
+    assert len(agents) == 2
+    for log in agents:
+        assert "Traceback" not in log.read_text() and "sensor" not in log.read_text()

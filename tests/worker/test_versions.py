@@ -135,8 +135,10 @@ def test_a_script_that_the_version_has_not_is_not_run_from_the_root(
     code = versions.make(root, tmp_path / "v2", {"side.py": ""}, without=["train.py"])
     node.send(do="configure", term=1, env={}, code=code)
     node.wait_for(lambda state: state["code"] == code)
-    assert run(node, 1) == 2
-    assert f"can't open file '{code['folder']}/train.py'" in node.output(1, 0, "err")
+    assert run(node, 1) == 1
+    error = node.output(1, 0, "err")
+    # an exception: it is the version's fault, so the job goes back at once
+    assert "Traceback" in error and f"WrongCode: this version of the code has no {code['folder']}/train.py" in error
 
 
 def test_a_program_is_the_versions_and_so_are_its_files(start_node: StartNode, root: Path, tmp_path: Path) -> None:

@@ -146,9 +146,15 @@ def _change(state: JobState, found: Change) -> Json:
 
 
 def _is_back(state: JobState, attempt: Attempt) -> bool:
-    """Whether training has gone on with it, as far as anybody can see: ranks of a program have no loop."""
-    unseen = all(one.resumed is None for one in state.attempts if one.number < attempt.number)
-    return attempt.resumed is not None or (unseen and attempt.ended is None)
+    """Whether training goes on with it: a step has been done, where steps are named. Programs have none."""
+    if attempt.resumed is None:
+        unseen = all(one.resumed is None for one in state.attempts if one.number < attempt.number)
+        return unseen and attempt.ended is None
+    started, mark = attempt.started, attempt.progress
+    if started.reached is None:
+        return True
+    # code may fail between the load of its state and its first step
+    return mark is not None and mark.step is not None and mark.step > (-1 if started.resume is None else started.resume)
 
 
 def _seconds(state: JobState, attempt: Attempt | None) -> float | None:

@@ -61,7 +61,8 @@ DATA = (
     "*.jpg", "*.jpeg", "*.png", "*.gif", "*.bmp", "*.tif", "*.tiff", "*.webp", "*.wav", "*.mp3", "*.flac", "*.ogg",
     "*.mp4", "*.avi", "*.mkv", "*.mov", "*.webm",
     # what runs write
-    "*.log", "nohup.out", "slurm-*.out", "events.out.tfevents.*", "core.[0-9]*", "*.swp", "*~", ".DS_Store",
+    "*.log", "*.jsonl", "*.csv", "*.tsv", "*.out", "*.err", "events.out.tfevents.*", "core.[0-9]*", "*.swp", "*~",
+    ".DS_Store",
 )  # fmt: skip
 """Files that are excluded by default, as patterns of their name, in any case of letters. Compiled extensions (`*.so`)
 are code."""

@@ -107,6 +107,9 @@ def _compiled(path: str, *, shown_as: str, main: ModuleType) -> CodeType:
         with open(path, "rb") as file:
             source = file.read()
     except OSError as error:
+        if version.current is not None:
+            # an exception is what says that the version is at fault
+            raise version.WrongCode(f"this version of the code has no {path}: {error.strerror}") from error
         _refuse(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
     if path.endswith(".pyc"):
         main.__loader__ = importlib.machinery.SourcelessFileLoader("__main__", path)

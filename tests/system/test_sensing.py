@@ -68,3 +68,32 @@ def test_a_job_on_a_healthy_machine_is_told_of_nothing(start_job: StartJob) -> N
     assert len(agents) == 2
     for log in agents:
         assert "Traceback" not in log.read_text() and "sensor" not in log.read_text()
+
+
+XID = "NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+
+def test_a_gpu_that_falls_off_the_bus_costs_its_node_the_place_within_five_seconds(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    for node in ("node-0", "node-1", "node-2"):
+        (tmp_path / f"kmsg-{node}").touch()
+    flags = ["--local-nodes", "3", "--nnodes", "2", "--standby", "1"]
+    environment = {"EVERTRAIN_KMSG": f"{tmp_path}/kmsg-{{node}}"}
+    args = ["--until", "over", "--steps", "100000"]
+    job = start_job("train.py", nproc=1, flags=flags, args=args, environment=environment)
+    job.wait_until(lambda status: {one["state"] for one in status["nodes"]} == {"active", "standby"}, "a standby")
+    job.wait_for_step(3)
+    with (tmp_path / "kmsg-node-1").open("a") as log:
+        log.write(f"4,900,{time.monotonic_ns() // 1000},-;{XID}\n")
+    began = time.monotonic()
+    job.wait_until(
+        lambda status: any((one["id"], one["state"]) == ("node-1", "evicted") for one in status["nodes"]), "eviction"
+    )
+    assert time.monotonic() - began < 5.0
+    job.wait_until(lambda status: status["state"] == "running" and status["attempt"] == 2, "training goes on")
+    (incident,) = job.incidents()
+    assert (incident["action"], incident["nodes"]) == ("evict", ["node-1"])
+    assert any("fallen off the bus" in line for line in incident["evidence"])
+    (job.folder / "over").touch()
+    assert job.wait() == 0

@@ -290,9 +290,12 @@ def _dcgm(spec: AgentSpec) -> Sensor:
 
 
 def _kernel(spec: AgentSpec) -> Sensor:
-    from evertrain.observe.sensors.kernel import KernelSensor
+    from evertrain.observe.sensors.kernel import VARIABLE, KernelSensor
 
-    return KernelSensor(_KernelRules(), memory=Path(spec.node_dir) / "kernel.json" if spec.node_dir else None)
+    # of several nodes on one machine each may have a log of its own
+    environ = {name: value.replace("{node}", spec.node) for name, value in os.environ.items() if name == VARIABLE}
+    memory = Path(spec.node_dir) / "kernel.json" if spec.node_dir else None
+    return KernelSensor(_KernelRules(), memory=memory, environ=environ)
 
 
 class _KernelRules:

@@ -299,7 +299,7 @@ def _with_incident(state: JobState, changed: Incident) -> JobState:
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
-_OF_SIGNALS = (d.NodeFault, d.NetworkAlert, d.HardwareReading, d.OddNumbers, d.SensorBlind)
+_OF_SIGNALS = (d.NodeFault, d.NetworkAlert, d.HardwareReading, d.Oddity, d.SensorBlind)
 _ASKED: dict[type[d.Event], type[r.Record]] = {d.NodeAllowed: r.AllowAsked, d.DrainRequested: r.DrainAsked}
 
 
@@ -327,7 +327,7 @@ def _decided(state: JobState, record: r.Decided) -> JobState:
     memory = evolve(state.memory, record.event, record.actions, record.incident)
     state = replace(state, memory=memory) if memory is not state.memory else state
     if state.signals and isinstance(
-        record.event, d.NodeFault | d.NetworkAlert | d.HardwareReading | d.OddNumbers | d.SensorBlind
+        record.event, d.NodeFault | d.NetworkAlert | d.HardwareReading | d.Oddity | d.SensorBlind
     ):
         return replace(state, signals=state.signals[1:])
     if isinstance(record.event, d.NodeAllowed | d.DrainRequested):

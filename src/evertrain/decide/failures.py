@@ -416,6 +416,8 @@ def _has_progress(state: JobState, attempt: Attempt) -> bool:
 
 
 def who(event: AttemptFailed) -> str:
+    if event.source == "metrics":
+        return "training"
     if len(event.ranks) == 1 and event.nodes:
         return f"rank {event.ranks[0]} on {event.nodes[0]}"
     return listed(event.nodes) or "an unknown rank"

@@ -44,7 +44,7 @@ from evertrain.model.decisions import (
     NodeFault,
     NodeReady,
     NodeTested,
-    OddNumbers,
+    Oddity,
     Policy,
     Proven,
     Restart,
@@ -110,7 +110,7 @@ def _judge(state: JobState, event: AnyEvent, policy: Policy) -> tuple[AnyAction,
     match event:
         case HardwareReading():
             return (Tolerate(node=event.node, because=f"{event.node}: {_told(event)}: noted; alone it proves nothing"),)
-        case OddNumbers():
+        case Oddity():
             follows = "the attempt is ended" if event.is_fatal else "noted; it accuses no machine"
             return (Tolerate(node=event.node, because=f"{event.node}: {_told(event)}: {follows}"),)
         case SensorBlind():
@@ -330,5 +330,5 @@ def _asked_for(incident: Incident, wait: WaitForNodes) -> str:
     return f"incident {incident.number} ({incident.opened.cause}): {listed(wait.instead_of)} should go"
 
 
-def _told(event: NodeFault | NetworkAlert | HardwareReading | OddNumbers) -> str:
+def _told(event: NodeFault | NetworkAlert | HardwareReading | Oddity) -> str:
     return event.signal.replace("_", " ")

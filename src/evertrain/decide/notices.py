@@ -87,6 +87,8 @@ def _signal(state: JobState, picture: Picture, raised: r.SignalRaised, now: floa
         return _incident_of(state, picture, raised, d.NodeFault(signal=raised.signal, **seen))
     if grade == "network":
         return _incident_of(state, picture, raised, d.NetworkAlert(signal=raised.signal, **seen))
+    if grade == "condition":
+        return answering.answer(state, d.Oddity(signal=raised.signal, **seen))
     if grade == "metric":
         return _odd_numbers(state, picture, raised, now)
     if grade == "reading":
@@ -134,7 +136,7 @@ def _odd_numbers(state: JobState, picture: Picture, raised: r.SignalRaised, now:
     assert state.run is not None
     undecided = state.incident is not None and state.incident.decided is None
     is_fatal = signal in readings.FATAL and runs is not None and not undecided and not state.run.observe_only
-    event = d.OddNumbers(time=now, node=raised.node, signal=signal, evidence=raised.evidence, is_fatal=is_fatal)
+    event = d.Oddity(time=now, node=raised.node, signal=signal, evidence=raised.evidence, is_fatal=is_fatal)
     told = answering.answer(state, event)
     cause = signal.replace("_", " ")
     known = (one.opened for one in state.incidents.values() if one.opened.source == "metrics")

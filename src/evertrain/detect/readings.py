@@ -2,7 +2,8 @@
 
 fault      the machine is broken: nothing that waits or restarts will mend it
 network    a link misbehaves; most such troubles heal themselves
-reading    something is odd; alone it proves nothing
+reading    something is odd about the hardware; alone it proves nothing
+condition  the machine runs short of something: whatever fails because of it, its hardware is well
 metric     training itself reports something odd: no evidence against any machine
 blind      a sensor cannot see, which neither accuses nor acquits
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Grade = Literal["fault", "network", "reading", "metric", "blind"]
+Grade = Literal["fault", "network", "reading", "condition", "metric", "blind"]
 
 FAULTS = frozenset(
     {
@@ -21,6 +22,12 @@ FAULTS = frozenset(
     }
 )  # fmt: skip
 NETWORK = frozenset({"network_alert", "nic_down", "link_flap", "packet_loss", "switch_down"})
+CONDITIONS = frozenset(
+    {
+        "disk_full", "mount_dead", "memory_low", "descriptors_low", "clock_offset", "clock_unsynchronised",
+        "kernel_stall", "disk_warning",
+    }
+)  # fmt: skip
 METRICS = frozenset(
     {
         "loss_not_finite", "grad_norm_not_finite", "loss_jump", "grad_norm_jump",
@@ -38,6 +45,8 @@ def grade(kind: str) -> Grade:
         return "fault"
     if kind in NETWORK:
         return "network"
+    if kind in CONDITIONS:
+        return "condition"
     if kind in METRICS:
         return "metric"
     return "blind" if kind.startswith("blind") else "reading"

@@ -60,8 +60,9 @@ class HardwareReading(Event, frozen=True, kw_only=True):
     evidence: str
 
 
-class OddNumbers(Event, frozen=True, kw_only=True):
-    """What training reports of itself is odd; code and data bring most of that forth, so it accuses no machine."""
+class Oddity(Event, frozen=True, kw_only=True):
+    """Something is out of the ordinary that accuses no machine: code and data bring most of what training reports forth,
+    and a full disk is nobody's hardware."""
 
     node: str
     signal: str
@@ -162,7 +163,7 @@ AnyEvent = (
     NodeFault
     | NetworkAlert
     | HardwareReading
-    | OddNumbers
+    | Oddity
     | SensorBlind
     | AttemptFailed
     | Proven

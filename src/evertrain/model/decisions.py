@@ -61,8 +61,10 @@ class HardwareReading(Event, frozen=True, kw_only=True):
 
 
 class Oddity(Event, frozen=True, kw_only=True):
-    """Something is out of the ordinary that accuses no machine: code and data bring most of what training reports forth,
-    and a full disk is nobody's hardware."""
+    """Something is out of the ordinary that accuses no machine.
+
+    Code and data bring most of what training reports forth, and a full disk is nobody's hardware.
+    """
 
     node: str
     signal: str

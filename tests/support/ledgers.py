@@ -2,9 +2,10 @@
 
 The ledger's time reaches from the first line of `evertrain run` to the record of the job's end. Outside of it lie the
 start of the interpreter and what comes after that record: processes leave, the last output and the summary are shown,
-shared memory is removed. On a fast machine of its own that takes 0.15 s, on a slow one with others on it 0.35 s, however
-long the job was, so a short job is allowed `ENDS_S` where 1 % would be less. Both consist of many short turns of one process after the other, and each of them
-waits for everybody else who wants to run: both limits are multiplied by the machine's load where that is above 1.
+shared memory is removed. On a fast machine of its own that takes 0.15 s, on a slow one with others on it 0.35 s,
+however long the job was, so a short job is allowed `ENDS_S` where 1 % would be less. Both consist of many short turns
+of one process after the other, and each of them waits for everybody else who wants to run: both limits are multiplied
+by the machine's load where that is above 1.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from evertrain.agent import commands, departure, environment
 from evertrain.agent.controller_link import ControllerLink
 from evertrain.agent.keeper_link import KeeperLink
+from evertrain.agent.machine import Machine
 from evertrain.agent.metrics import Metrics
 from evertrain.agent.node import NodeView
 from evertrain.agent.safekeeping import Safekeeping
@@ -28,10 +29,12 @@ from evertrain.agent.uploads import Uploads
 from evertrain.agent.versions import Versions
 from evertrain.checkpoint import disk
 from evertrain.detect.peers import Peers
+from evertrain.detect.trackers import TrackerRules
 from evertrain.model.clocks import shifted
 from evertrain.model.report import Desired, DesiredAttempt, Go, Report
 from evertrain.model.spec import AgentSpec
 from evertrain.observe.sensors.peers import PeersSensor
+from evertrain.observe.sensors.trackers import TrackersSensor
 from evertrain.worker import page
 
 _log = logging.getLogger(__name__)
@@ -59,7 +62,10 @@ class Agent:
         self._self_checks = SelfChecks(spec, lambda: self._keeper.state, self._wake_up)
         self._metrics = Metrics(self._view.page_path, spec.metrics)
         self._peers = PeersSensor(Peers().judge)
-        self._sensing = Sensing(spec, [*sensors_of(spec), self._peers], self._wake_up)
+        self._trackers = TrackersSensor(spec.metrics, TrackerRules(spec.metrics))
+        sensors = sensors_of(spec)
+        self._sensing = Sensing(spec, [*sensors, self._peers, self._trackers], self._wake_up)
+        self._machine = Machine(sensors, self._metrics)
         self._order: Desired | None = None
         self._changed = False
         self._look_again = asyncio.Event()
@@ -142,8 +148,10 @@ class Agent:
 
     def _look_at_metrics(self) -> None:
         """What training reports of itself; numbers that are none are told at once."""
-        before = len(self._metrics.signs())
-        self._metrics.look(self._view.views, self._view.running_attempt, time.monotonic())
+        before, now = len(self._metrics.signs()), time.monotonic()
+        self._trackers.attempt = self._view.running_attempt
+        self._metrics.look(self._view.views, self._view.running_attempt, now)
+        self._machine.look(now)
         self._changed = self._changed or len(self._metrics.signs()) > before
 
     async def _rest(self, seconds: float) -> None:

@@ -219,6 +219,8 @@ class MetricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """... for so long, on a GPU that is busy all the same."""
     hot_c: int = 85
     """Where a GPU does not say at which temperature it slows down."""
+    tracker_folders: tuple[str, ...] = ()
+    """Folders that wandb or TensorBoard write to, for scripts that do not report to us; each node reads its own."""
     loss_names: tuple[str, ...] = (
         "loss", "train/loss", "train_loss", "train_loss_step", "training_loss", "loss/train", "lm loss",
         "train/lm_loss", "loss_metrics/global_avg_loss",

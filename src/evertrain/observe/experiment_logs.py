@@ -82,7 +82,8 @@ class ExperimentLogs:
         step, time = -1, 0.0
         for number in numbers:
             field, rank = self._names.get(number.tag.lower(), ("", 0))
-            if not field or (number.time and number.time < self._since):
+            # what has no time may be of an attempt that is over
+            if not field or number.time < self._since:
                 continue
             if rank > self._best.setdefault(field, rank):
                 continue

@@ -51,6 +51,8 @@ class NetworkSensor:
         self._addresses = addresses or _own_addresses
         self._ports: tuple[str, ...] = ()
         self._segments: tuple[int, int] | None = None
+        self.readings: tuple[PortReading, ...] = ()
+        """Of the last look."""
 
     def look(self, now: float) -> Seen:
         try:
@@ -58,7 +60,7 @@ class NetworkSensor:
                 self._ports = tuple(name for name in self._wanted() if self._read(name).is_up)
             if not self._ports:
                 return Seen(absent=self._nothing())
-            readings = [self._read(name) for name in self._ports]
+            self.readings = readings = tuple(self._read(name) for name in self._ports)
         except OSError as error:
             return Seen(blind=f"{error.filename or self._net} cannot be read: {error.strerror or error}")
         return Seen(signs=tuple(self._rules(readings, now)), last=self._in_words(readings))

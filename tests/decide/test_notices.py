@@ -404,12 +404,12 @@ def test_a_blind_sensor_and_a_reading_evict_nobody() -> None:
     world = training()
     for number in range(5):
         world.sense("node-1", "blind_gpu", f"gpu:blind:{number}")
-        world.sense("node-1", "disk_full", f"host:/data:full:{number}")
+        world.sense("node-1", "disk_errors", f"host:sda:{number}")
         world.turn(5.0)
     world.turns()
     assert world.running() == {0: 1, 1: 1, 2: 1, 3: 1} and views.incidents(world.state) == []
     assert [one.evidence for one in world.state.memory.readings["node-1"]] == [
-        f"disk_full on node-1, seen at {at}" for at in (1001, 1006, 1011, 1016, 1021)
+        f"disk_errors on node-1, seen at {at}" for at in (1001, 1006, 1011, 1016, 1021)
     ]
 
 

@@ -35,13 +35,13 @@ FULL: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "bad", "near", "good"), FULL)
-def test_what_is_odd_in_two_looks_is_a_reading_until_it_is_clearly_over(
+def test_what_is_odd_in_two_looks_is_a_sign_until_it_is_clearly_over(
     kind: str, bad: dict[str, Any], near: dict[str, Any], good: dict[str, Any]
 ) -> None:
     machine = Machine()
     assert machine.look(**bad) == ()
     (sign,) = machine.look(**bad)
-    assert (sign.kind, grade(sign.kind), sign.time) == (kind, "reading", 1010.0)
+    assert (sign.kind, grade(sign.kind), sign.time) == (kind, "condition", 1010.0)
     assert machine.looks(5, **near) == [(sign,)] * 5 == machine.looks(5, **bad)
     assert machine.look(**good) == ()
     assert machine.looks(100, **near) == [()] * 100, "near the limit is not over it"

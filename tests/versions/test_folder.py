@@ -93,19 +93,19 @@ def test_what_is_whole_is_kept(place: Place) -> None:
 
 
 def test_what_is_no_source_may_be_written_to_and_stays_so(place: Place) -> None:
-    (place.root / "losses.csv").write_text("1,2\n")
+    (place.root / "losses.txt").write_text("1,2\n")
     place.digest = packed(place.root, place.archive).digest
     built = place.build()
-    assert stat.S_IMODE((built / "losses.csv").stat().st_mode) == 0o644
+    assert stat.S_IMODE((built / "losses.txt").stat().st_mode) == 0o644
     assert stat.S_IMODE((built / "model/net.py").stat().st_mode) == 0o444
-    with (built / "losses.csv").open("a") as losses:
+    with (built / "losses.txt").open("a") as losses:
         losses.write("3,4\n")
     before = built.stat().st_ino
     assert place.build() == built and built.stat().st_ino == before
-    assert (built / "losses.csv").read_text() == "1,2\n3,4\n"
+    assert (built / "losses.txt").read_text() == "1,2\n3,4\n"
     made = built.with_name(f"{built.name}.json").stat()
-    os.utime(built / "losses.csv", ns=(made.st_atime_ns, made.st_mtime_ns - 1))
-    assert folder.problems(built, place.manifest()) == ("losses.csv",), "no script has written that"
+    os.utime(built / "losses.txt", ns=(made.st_atime_ns, made.st_mtime_ns - 1))
+    assert folder.problems(built, place.manifest()) == ("losses.txt",), "no script has written that"
 
 
 def _write(path: Path, text: str = "other") -> None:

@@ -38,15 +38,16 @@ types: install ## mypy, strict
 	$(BIN)/mypy
 
 unit: install ## tests without a real job
-	$(PYTEST) tests --ignore tests/system $(AGAIN) -n auto --maxprocesses 4
+	$(PYTEST) tests --ignore tests/system -m 'not matrix' $(AGAIN) -n auto --maxprocesses 4
 
 system: install ## tests that start real jobs; a sample of each matrix
 	$(PYTEST) tests/system -m 'not matrix' $(AGAIN)
 
 test: lint types unit system ## all of the above: what must hold before a change lands
 
-test-all: lint types unit ## the same with the whole matrices
-	$(PYTEST) tests/system -m 'matrix or not matrix'
+test-all: lint types ## the same with the whole matrices
+	$(PYTEST) tests --ignore tests/system -n auto --maxprocesses 4
+	$(PYTEST) tests/system
 
 clean: ## removes .venv, caches and run directories
 	rm -rf $(VENV) .evertrain .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -34,7 +34,12 @@ def torchrun(script: str, *args: str) -> str:
 
 @pytest.mark.parametrize(
     ("script", "options"),
-    [("train_gpt.py", []), ("train_gpt_fsdp.py", []), ("train_3d.py", ["--dp", "1", "--layers", "2"])],
+    [
+        ("train_gpt.py", []),
+        # tests/system/test_parallel.py trains these two
+        pytest.param("train_gpt_fsdp.py", [], marks=pytest.mark.matrix),
+        pytest.param("train_3d.py", ["--dp", "1", "--layers", "2"], marks=pytest.mark.matrix),
+    ],
 )
 def test_gpt_trains_and_names_its_final_parameters(script: str, options: list[str], tmp_path: Path) -> None:
     out = torchrun(script, *SMALL, *options, "--out", str(tmp_path / "hash"))

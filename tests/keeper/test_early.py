@@ -72,7 +72,7 @@ def run(node: Node, attempt: int = 1, **more: Any) -> list[int]:
     return [node.rank(attempt, rank)["exit"]["status"] for rank in range(node.nproc)]
 
 
-@pytest.mark.parametrize("start", ["zygote", "parked", "spawn"])
+@pytest.mark.parametrize("start", ["zygote", pytest.param("parked", marks=pytest.mark.matrix), "spawn"])
 def test_they_wait_in_init_and_go_on_as_the_ranks_of_an_attempt(start_node: StartNode, start: str) -> None:
     node = start_node(SCRIPT, start=start, nproc=2)
     run_ahead(node)

@@ -168,7 +168,7 @@ LOOK = (
 )
 
 
-@pytest.mark.parametrize("start", ["zygote", "parked", "spawn"])
+@pytest.mark.parametrize("start", ["zygote", pytest.param("parked", marks=pytest.mark.matrix), "spawn"])
 def test_another_environment_reaches_what_waits_and_its_imports(start_node: StartNode, start: str) -> None:
     node = start_node(LOOK, start=start, nproc=2)
     node.prepare(1, store=True)

@@ -95,7 +95,7 @@ def record(node: Node, attempt: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("start", ["zygote", "parked", "spawn"])
+@pytest.mark.parametrize("start", ["zygote", pytest.param("parked", marks=pytest.mark.matrix), "spawn"])
 def test_a_rank_finds_the_version_wherever_it_looks(
     start_node: StartNode, root: Path, tmp_path: Path, start: str
 ) -> None:

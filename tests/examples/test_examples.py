@@ -36,8 +36,8 @@ def torchrun(script: str, *args: str) -> str:
     ("script", "options"),
     [
         ("train_gpt.py", []),
-        # tests/system/test_parallel.py trains these two
-        pytest.param("train_gpt_fsdp.py", [], marks=pytest.mark.matrix),
+        ("train_gpt_fsdp.py", []),
+        # tests/system/test_parallel.py trains it
         pytest.param("train_3d.py", ["--dp", "1", "--layers", "2"], marks=pytest.mark.matrix),
     ],
 )

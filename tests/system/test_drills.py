@@ -45,7 +45,9 @@ def calm(in_peace: InPeace) -> Path:
     return in_peace("train.py", nproc=2, flags=TWO_NODES)
 
 
-@pytest.mark.parametrize("fault", ["wipe:node=1@step=6", "node-loss:node=node-1,for=1@step=6"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param("wipe:node=1@step=6", marks=pytest.mark.matrix), "node-loss:node=node-1,for=1@step=6"]
+)
 def test_a_node_that_is_lost_comes_back_and_training_ends_with_the_same_bits(
     start_job: StartJob, calm: Path, fault: str
 ) -> None:

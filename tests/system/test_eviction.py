@@ -106,6 +106,7 @@ def test_one_network_alert_is_tolerated(start: Any, calm: str) -> None:
     is_replayed(job)
 
 
+@pytest.mark.matrix
 def test_the_second_network_alert_evicts(start: Any, calm: str) -> None:
     job = start("network-alert:node=1@step=15", "network-alert:node=1@step=25")
     assert job.wait() == 0
@@ -116,6 +117,7 @@ def test_the_second_network_alert_evicts(start: Any, calm: str) -> None:
     is_replayed(job)
 
 
+@pytest.mark.matrix
 def test_a_hang_without_a_reading_is_restarted_in_place_and_the_second_evicts(start: Any, calm: str) -> None:
     job = start("hang:rank=2@step=15", "hang:rank=3@step=30", config=QUICK)
     assert job.wait() == 0

@@ -100,6 +100,7 @@ def test_nothing_healthy_is_ended_by_the_default_limits(start_job: StartJob, how
     assert job.status()["attempt"] == 1
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("run", TWENTY)
 def test_an_agent_that_was_paused_accuses_nobody(start_job: StartJob, fast: list[str], run: int) -> None:
     job = start_job("hanging.py", nproc=RANKS, flags=fast, args=["--steps", "200"])

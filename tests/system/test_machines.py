@@ -184,6 +184,7 @@ def test_srun_needs_no_flags(two_machines: Two) -> None:
     assert placed == {rank: two_machines[rank // EACH].name for rank in range(2 * EACH)}
 
 
+@pytest.mark.matrix
 def test_two_jobs_of_two_nodes_each_on_one_machine(start_job: StartJob) -> None:
     """Whoever comes first at a port serves the job; the other one joins, although the host is the same."""
     found = []

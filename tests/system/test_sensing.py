@@ -24,6 +24,7 @@ def two_machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
         yield both
 
 
+@pytest.mark.matrix
 def test_a_port_that_is_down_is_an_alert_within_half_a_minute_and_training_goes_on(
     two_machines: tuple[Machine, Machine],
 ) -> None:

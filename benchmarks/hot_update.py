@@ -13,17 +13,13 @@ Source: ByteRobust, table 7 (hot update 11 times faster than requeueing, on a cl
 from __future__ import annotations
 
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 
-from harness import BIN, interleave, parser, print_table, write_report
-from lab import LIMIT_S, TOY, Lab, NotMeasured
+from harness import BIN, parser
+from lab import TOY, Lab, NotMeasured, compare, report
 
 NODES = 4
 CHANGE_STEP = 25
@@ -90,28 +86,19 @@ def hot_update() -> float:
 
 
 def requeue() -> float:
-    change = Change("requeue")
-    with change.lab.running() as first:
-        change.lab.wait_for_step(CHANGE_STEP, first)
-        asked = time.time()
-        first.send_signal(signal.SIGTERM)
-        first.wait(LIMIT_S)
-    shutil.copyfile(change.new, change.script)
-    change.lab.run()
-    seconds = change.seconds(asked)
-    change.close()
-    return seconds
+    return _again(Change("requeue"))
 
 
 def torchrun_requeue() -> float:
     change = Change("torchrun")
     change.lab.environment["TOY_SAVE"] = "disk"
     change.lab.command = (BIN / "torchrun", f"--nproc-per-node={NODES}", "--standalone")
-    with change.lab.running() as first:
-        change.lab.wait_for_step(CHANGE_STEP, first)
-        asked = time.time()
-        first.send_signal(signal.SIGTERM)
-        first.wait(LIMIT_S)
+    return _again(change)
+
+
+def _again(change: Change) -> float:
+    """The same command, called again with the new code in place."""
+    asked = change.lab.stop_at(CHANGE_STEP)
     shutil.copyfile(change.new, change.script)
     change.lab.run()
     seconds = change.seconds(asked)
@@ -119,48 +106,14 @@ def torchrun_requeue() -> float:
     return seconds
 
 
-WAYS: dict[str, Callable[[], float]] = {
-    "hot_update": hot_update,
-    "requeue": requeue,
-    "torchrun_requeue": torchrun_requeue,
-}
-
-
 def main() -> int:
     flags = parser(__doc__)
     flags.add_argument("--runs", type=int, default=7, help="runs of each")
     options = flags.parse_args()
-    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    failed = False
-    for number, name in interleave(list(WAYS), min(options.runs, 3) if options.quick else options.runs):
-        try:
-            seconds[name].append(WAYS[name]())
-        except (NotMeasured, subprocess.TimeoutExpired) as error:
-            failed = True
-            print(f"round {number + 1}: {name}: {error}", flush=True)
-            continue
-        print(f"round {number + 1}: {name}: {seconds[name][-1]:.2f} s", flush=True)
-    figures = {f"{name}_s": median(values) for name, values in seconds.items() if values}
-    samples = {f"{name}_s": len(values) for name, values in seconds.items()}
-    for name in ("requeue", "torchrun_requeue"):
-        if {f"{name}_s", "hot_update_s"} <= figures.keys():
-            figures[f"{name}_over_hot_update"] = figures[f"{name}_s"] / figures["hot_update_s"]
-            samples[f"{name}_over_hot_update"] = min(samples[f"{name}_s"], samples["hot_update_s"])
-    show(seconds, figures)
-    write_report(options.json, figures, samples)
+    ways = {"hot_update": hot_update, "requeue": requeue, "torchrun_requeue": torchrun_requeue}
+    seconds, failed = compare(ways, min(options.runs, 3) if options.quick else options.runs)
+    report(seconds, "hot_update", TARGET, "without training, s", options.json)
     return 1 if failed else 0
-
-
-def show(seconds: dict[str, list[float]], figures: dict[str, float]) -> None:
-    print()
-    rows: list[Sequence[str]] = [
-        [name, str(len(values)), f"{median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}"]
-        for name, values in seconds.items()
-        if values
-    ]
-    print_table(["way", "runs", "without training, s", "range"], rows)
-    if (ratio := figures.get("requeue_over_hot_update")) is not None:
-        print(f"\nrequeue_over_hot_update {ratio:.1f}, target {TARGET:g}: {'met' if ratio >= TARGET else 'MISSED'}")
 
 
 if __name__ == "__main__":

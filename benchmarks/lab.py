@@ -11,12 +11,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from harness import BIN, ROOT, clean_environment, run_to_end
+from harness import BIN, ROOT, clean_environment, interleave, print_table, run_to_end, write_report
 
 TOY = ROOT / "benchmarks/toy.py"
 LIMIT_S = 120.0
@@ -69,6 +70,15 @@ class Lab:
                     process.kill()
                     process.wait()
 
+    def stop_at(self, step: int) -> float:
+        """Run it, and end the whole command by SIGTERM when it has come to that step; when that was sent."""
+        with self.running() as process:
+            self.wait_for_step(step, process)
+            asked = time.time()
+            process.send_signal(signal.SIGTERM)
+            process.wait(LIMIT_S)
+        return asked
+
     def wait_for_step(self, step: int, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + LIMIT_S
         while max((event["step"] for event in self.steps()), default=0) < step:
@@ -108,3 +118,39 @@ class Lab:
 
     def close(self) -> None:
         shutil.rmtree(self.folder)
+
+
+def compare(ways: Mapping[str, Callable[[], float]], rounds: int) -> tuple[dict[str, list[float]], bool]:
+    """Seconds of each way, in turn, and whether any could not be measured."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    failed = False
+    for number, name in interleave(list(ways), rounds):
+        try:
+            seconds[name].append(ways[name]())
+        except (NotMeasured, subprocess.TimeoutExpired) as error:
+            failed = True
+            print(f"round {number + 1}: {name}: {error}", flush=True)
+            continue
+        print(f"round {number + 1}: {name}: {seconds[name][-1]:.2f} s", flush=True)
+    return seconds, failed
+
+
+def report(seconds: Mapping[str, list[float]], best: str, target: float, what: str, file: Path | None) -> None:
+    """The table, and how many times longer each other way takes than the `best`; the first of them has a target."""
+    figures = {f"{name}_s": median(values) for name, values in seconds.items() if values}
+    samples = {f"{name}_s": len(values) for name, values in seconds.items()}
+    others = [name for name in seconds if name != best and {f"{name}_s", f"{best}_s"} <= figures.keys()]
+    for name in others:
+        figures[f"{name}_over_{best}"] = figures[f"{name}_s"] / figures[f"{best}_s"]
+        samples[f"{name}_over_{best}"] = min(samples[f"{name}_s"], samples[f"{best}_s"])
+    rows: list[Sequence[str]] = [
+        [name, str(len(values)), f"{median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}"]
+        for name, values in seconds.items()
+        if values
+    ]
+    print()
+    print_table(["way", "runs", what, "range"], rows)
+    for name in others[:1]:
+        ratio = figures[f"{name}_over_{best}"]
+        print(f"\n{name}_over_{best} {ratio:.1f}, target {target:g}: {'met' if ratio >= target else 'MISSED'}")
+    write_report(file, figures, samples)

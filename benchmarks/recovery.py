@@ -37,6 +37,7 @@ from harness import (
     run_to_end,
     write_report,
 )
+from lab import NotMeasured
 
 TOY = ROOT / "benchmarks/toy.py"
 KILL_STEP = 13
@@ -198,7 +199,7 @@ def measure_node_losses(runs: int) -> dict[str, list[float]]:
     for _ in range(runs):
         try:
             found["node_loss_to_step_s"].append(standby.until_standby_trains("node-loss", nodes=2))
-        except standby.NotMeasured as error:
+        except NotMeasured as error:
             print(f"node loss: {error}", flush=True)
             continue
         print(f"node loss: {found['node_loss_to_step_s'][-1]:.2f} s", flush=True)

@@ -9,14 +9,10 @@ rank has finished the first step that is higher than any rank had reached before
 
 from __future__ import annotations
 
-import signal
 import sys
-import time
-from collections.abc import Sequence
-from statistics import median
 
-from harness import interleave, parser, print_table, write_report
-from lab import LIMIT_S, Lab, NotMeasured
+from harness import parser
+from lab import Lab, NotMeasured, compare, report
 
 NODES, STANDBY = 4, 1
 FAULT_STEP = 25
@@ -39,11 +35,7 @@ def until_standby_trains(fault: str, **size: int) -> float:
 def requeue() -> float:
     """Seconds from the order to stop until the same command, called again, does the first new step."""
     lab = Lab("requeue", NODES, 0, steps=STEPS)
-    with lab.running() as first:
-        lab.wait_for_step(FAULT_STEP, first)
-        asked = time.time()
-        first.send_signal(signal.SIGTERM)
-        first.wait(LIMIT_S)
+    asked = lab.stop_at(FAULT_STEP)
     lab.run()
     seconds = lab.first_new_step(asked) - asked
     lab.close()
@@ -55,35 +47,9 @@ def main() -> int:
     flags.add_argument("--runs", type=int, default=7, help="runs of each")
     options = flags.parse_args()
     ways = {"standby": lambda: until_standby_trains("gpu-lost"), "requeue": requeue}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    failed = False
-    for number, name in interleave(list(ways), min(options.runs, 3) if options.quick else options.runs):
-        try:
-            seconds[name].append(ways[name]())
-        except NotMeasured as error:
-            failed = True
-            print(f"round {number + 1}: {name}: {error}", flush=True)
-            continue
-        print(f"round {number + 1}: {name}: {seconds[name][-1]:.2f} s", flush=True)
-    figures = {f"{name}_s": median(values) for name, values in seconds.items() if values}
-    if len(figures) == len(ways):
-        figures["requeue_over_standby"] = figures["requeue_s"] / figures["standby_s"]
-    show(seconds, figures)
-    samples = {f"{name}_s": len(values) for name, values in seconds.items()}
-    write_report(options.json, figures, {**samples, "requeue_over_standby": min(map(len, seconds.values()))})
+    seconds, failed = compare(ways, min(options.runs, 3) if options.quick else options.runs)
+    report(seconds, "standby", TARGET, "to the first new step, s", options.json)
     return 1 if failed else 0
-
-
-def show(seconds: dict[str, list[float]], figures: dict[str, float]) -> None:
-    print()
-    rows: list[Sequence[str]] = [
-        [name, str(len(values)), f"{median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}"]
-        for name, values in seconds.items()
-        if values
-    ]
-    print_table(["way", "runs", "to the first new step, s", "range"], rows)
-    if (ratio := figures.get("requeue_over_standby")) is not None:
-        print(f"\nrequeue_over_standby {ratio:.1f}, target {TARGET:g}: {'met' if ratio >= TARGET else 'MISSED'}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ class Number(NamedTuple):
     value: float
 
 
-class RecordFile:
+class RecordFile(ABC):
     """One growing file. `trouble` says why it cannot be read any further; empty: it can."""
 
     def __init__(self, path: Path) -> None:
@@ -64,9 +65,9 @@ class RecordFile:
     def _restart(self) -> None:
         """The file begins anew."""
 
+    @abstractmethod
     def _take(self, data: bytes, found: list[Number]) -> int:
         """Put the numbers of all whole records into `found`; how many bytes they took."""
-        raise NotImplementedError
 
 
 class JsonLines(RecordFile):

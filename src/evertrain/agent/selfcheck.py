@@ -12,11 +12,11 @@ import hashlib
 import logging
 import os
 import subprocess
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evertrain.agent.aside import aside
 from evertrain.agent.node import TIGHT_BYTES
 from evertrain.agent.safekeeping import give_way
 from evertrain.model.copies import Peer
@@ -109,30 +109,12 @@ def _crashed(error: Exception) -> str:
 
 
 async def _in_thread(check: Callable[[], Done], limit_s: float = LIMIT_S) -> Done:
-    """Not one of the executor's threads: nobody may have to wait for one that never comes back."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Done] = loop.create_future()
+    def work() -> Done:
+        give_way()
+        return check()
 
-    def settle(put: Callable[[Any], None], value: object) -> None:
-        if not answer.done():
-            put(value)
-
-    def work() -> None:
-        put: Callable[[Any], None]
-        value: object
-        try:
-            give_way()
-            put, value = answer.set_result, check()
-        except Exception as error:
-            put, value = answer.set_exception, error
-        try:
-            loop.call_soon_threadsafe(settle, put, value)
-        except RuntimeError:  # the agent has left
-            pass
-
-    threading.Thread(target=work, name="self-check", daemon=True).start()
     try:
-        return await asyncio.wait_for(answer, limit_s)
+        return await asyncio.wait_for(aside("self-check", work), limit_s)
     except TimeoutError:
         raise Wrong(f"no answer within {limit_s:g} s: what it waits for is dead; look at this machine") from None
 

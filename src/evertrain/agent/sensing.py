@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from evertrain.agent.safekeeping import give_way
 from evertrain.keeper.children import boot_id
 from evertrain.model.sensing import KernelMessage, Seen, SensorState, Sign
 from evertrain.model.spec import AgentSpec
@@ -176,11 +175,7 @@ class _Watched:
             )
 
     def work(self) -> None:
-        """The sensor's thread."""
-        try:
-            give_way()
-        except OSError:
-            pass  # it costs little all the same
+        """The sensor's thread. It does not give way to ranks: the event loop would wait for it where it waits."""
         # the first look comes soon, at another moment for each sensor
         wait_s = min(1.0, self.sensor.period_s) * self._jitter()
         while not self._stop.wait(wait_s):

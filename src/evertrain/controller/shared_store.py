@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from msgspec.structs import replace
 
+from evertrain.agent.aside import aside
 from evertrain.checkpoint import store
 from evertrain.decide import storing
 from evertrain.decide.applying import fold
@@ -118,27 +118,9 @@ class SharedStore:
         ]
 
     def _in_thread(self, work: Callable[..., _Result], *given: object) -> asyncio.Future[_Result]:
-        """In one of its own, which a store that does not answer cannot keep this process from ending with."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[_Result] = loop.create_future()
-
-        def tell(done: Callable[[], None]) -> None:
-            try:
-                loop.call_soon_threadsafe(done)
-            except RuntimeError:  # the controller has ended meanwhile
-                pass
-
-        def run() -> None:
-            try:
-                found = work(*given)
-            except BaseException as error:
-                failure = error
-                tell(lambda: result.set_exception(failure))
-            else:
-                tell(lambda: result.set_result(found))
-            tell(self._wake)
-
-        threading.Thread(target=run, name="shared-store", daemon=True).start()
+        """A store that does not answer cannot keep this process from ending."""
+        result = aside("shared-store", work, *given)
+        result.add_done_callback(lambda _: self._wake())
         return result
 
     def _do_list(self, wanted: StoreSettings, since: float) -> tuple[Stored, ...]:

@@ -62,7 +62,7 @@ class RecordFile(ABC):
             self._kept = b""
         return found
 
-    def _restart(self) -> None:
+    def _restart(self) -> None:  # noqa: B027 (most kinds remember nothing of what they have read)
         """The file begins anew."""
 
     @abstractmethod

@@ -21,11 +21,11 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to b
 LOOKER = """
 import msgspec, sys
 from evertrain.detect.gpu import GpuRules
-from evertrain.observe.sensors.gpu import GpuSensor, computing
+from evertrain.observe.sensors.gpu import GpuSensor
 sensor = GpuSensor(GpuRules(boot_id="boot"))
 sensor.limit_s = float(sys.argv[1])
 for line in sys.stdin:
-    answer = computing() if line.startswith("computing") else [sensor.look(float(line)), sensor.readings]
+    answer = [sensor.look(float(line)), sensor.readings]
     sys.stdout.write(msgspec.json.encode(answer).decode() + "\\n")
     sys.stdout.flush()
 """
@@ -55,10 +55,6 @@ class Looker:
 
     def kinds(self) -> list[str]:
         return [sign.kind for sign in self.look()[0].signs]
-
-    def computing(self) -> dict[str, object]:
-        answer: dict[str, object] = msgspec.json.decode(self.ask("computing"))
-        return answer
 
     def close(self) -> None:
         self._process.kill()
@@ -244,14 +240,11 @@ def test_without_the_library_or_the_binding_there_is_nothing_to_look_at(monkeypa
 
 def test_who_computes_on_the_devices(nvml: FakeNvml, start: Start) -> None:
     looker = start(nvml)
-    assert looker.computing() == {"pids": {}, "blind": ""}
     nvml.set(0, pid=11)
     nvml.set(0, pid=12)
     nvml.set(1, pid=11)
-    assert looker.computing()["pids"] == {"0": [11, 12], "1": [11]}
+    seen, readings = looker.look()
+    assert [one.processes for one in readings] == [(11, 12), (11,)]
+    assert seen.last.endswith("by 2 processes")
     nvml.set(0, pid=0)
-    assert looker.computing()["pids"] == {"1": [11]}
-    nvml.set(0, error=999)
-    assert looker.computing()["blind"]
-    nvml.set(MACHINE, gpus=0)
-    assert looker.computing() == {"pids": {}, "blind": ""}
+    assert [one.processes for one in looker.look()[1]] == [(), (11,)]

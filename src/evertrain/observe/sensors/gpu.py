@@ -1,7 +1,7 @@
 """How are the GPUs of this node? NVML, through nvidia-ml-py where it is installed (`evertrain[gpu]`).
 
 What a driver or GPU cannot say is None in its reading: only a library that does not answer at all is blind. NVML may
-hang when a GPU does, so every look is made in a thread of its own, and `computing` should be too.
+hang when a GPU does, so every look is made in a thread of its own.
 """
 
 from __future__ import annotations
@@ -39,30 +39,6 @@ _CANNOT_SAY = frozenset({_INVALID, _NOT_SUPPORTED, _NO_PERMISSION, 6, 13, 21, 25
 _CONTROL = Path("/dev/nvidiactl")
 
 Rules = Callable[[Sequence[GpuReading], float], Sequence[Sign]]
-
-
-class Computing(msgspec.Struct, frozen=True, kw_only=True):
-    """Who computes on this node's devices."""
-
-    pids: dict[int, tuple[int, ...]] = {}
-    """By the device's index; as NVML sees them, which in a container may be the host's numbers."""
-    blind: str = ""
-    """Why it cannot be said; empty, too, where there are no GPUs."""
-
-
-def computing() -> Computing:
-    """Before a start nobody of the attempt before may be left there. May block as long as NVML does."""
-    try:
-        nvml = _Nvml()
-    except _Nothing as why:
-        return Computing(blind="" if why.is_absent else str(why))
-    try:
-        pids = {device.index: nvml.processes(device) for device in nvml.devices}
-    except _Failed as failed:
-        return Computing(blind=str(failed))
-    finally:
-        nvml.close()
-    return Computing(pids={index: found for index, found in pids.items() if found})
 
 
 class GpuSensor:
@@ -326,5 +302,7 @@ def _in_words(readings: Sequence[GpuReading]) -> str:
             yield f"up to {max(temperatures)} C"
         if used := [one.utilisation for one in readings if one.utilisation is not None]:
             yield f"{sum(used) // len(used)} % used"
+        if pids := {pid for reading in readings for pid in reading.processes}:
+            yield f"by {len(pids)} process{'' if len(pids) == 1 else 'es'}"
 
     return ", ".join(each())

@@ -104,7 +104,7 @@ def test_a_reading(nvml: FakeNvml, start: Start) -> None:
         remap_pending=True, remap_failed=False, nvlinks_down=(1,), processes=(4711,),
     )  # fmt: skip
     assert readings[0].processes == () and readings[0].nvlinks_down == ()
-    assert seen.last == "2 GPUs, up to 55 C, 49 % used"
+    assert seen.last == "2 GPUs, up to 55 C, 49 % used, by 1 process"
     assert [sign.kind for sign in seen.signs] == ["row_remap_pending"]
     assert (seen.blind, seen.absent) == ("", "")
 

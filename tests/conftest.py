@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,6 @@ from typing import Any
 import pytest
 
 from support import jobs
-
-# as on a terminal, also where the tests were started by nohup: ranks inherit it, and launchers treat it each in its way
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 StartJob = Callable[..., jobs.Job]
 InPeace = Callable[..., Path]

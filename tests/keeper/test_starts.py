@@ -48,6 +48,18 @@ def test_ranks_are_the_keepers_children_and_meet_however_they_start(
     assert (starter["pid"] is not None) == (start == "zygote")
 
 
+@pytest.mark.parametrize("start", ["zygote", "spawn"])
+def test_what_nohup_ignores_ranks_do_not(start_node: StartNode, start: str) -> None:
+    """Under torchrun they do not either, as it handles these signals itself."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        node = start_node("import signal; print(int(signal.getsignal(signal.SIGHUP)))", start=start)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert node.run() == {0: 0}, node.story()
+    assert node.output(1).strip() == str(int(signal.SIG_DFL))
+
+
 def test_a_dead_zygote_is_replaced_and_its_ranks_live_on(start_node: StartNode) -> None:
     node = start_node(REPORT + "\nimport time; time.sleep(600)", start="zygote")
     node.wait_for(is_ready)

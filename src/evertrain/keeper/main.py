@@ -21,14 +21,15 @@ def main(path: str) -> None:
 
     spec: dict[str, Any] = json.loads(Path(path).read_bytes())
     _stand_alone()
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        # a handler, not SIG_IGN, which ranks would inherit (`nohup evertrain run …` hands it down to us): the zygote is
+        # started with the keeper
+        signal.signal(number, lambda number, _: log(f"signal {number} is for `evertrain run`, not for the keeper"))
     try:
         os.makedirs(spec["node_dir"], mode=0o700, exist_ok=True)
         keeper = Keeper(spec, environ=_environ_of_ranks(spec), stdin=os.dup(0), log_fd=_open_log(spec))
     except OSError as error:
         sys.exit(f"evertrain: the keeper of {spec['node']} cannot start: {error}")
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        # a handler, not SIG_IGN, which ranks would inherit
-        signal.signal(number, lambda number, _: log(f"signal {number} is for `evertrain run`, not for the keeper"))
     signal.signal(signal.SIGTERM, lambda *_: keeper.stop("SIGTERM"))
     keeper.run()
 

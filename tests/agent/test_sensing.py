@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,3 +223,8 @@ def test_a_sensor_that_cannot_be_loaded_is_blind(monkeypatch: pytest.MonkeyPatch
     *unfit, fit = sensing.sensors_of(SPEC)
     assert [sensor.name for sensor in unfit] == ["gpu", "dcgm"] and isinstance(fit, Scripted)
     assert "wrong ELF class" in unfit[0].look(0.0).blind and "pynvml" in unfit[1].look(0.0).blind
+
+
+def test_without_a_job_no_address_says_that_there_is_no_network(tmp_path: Path) -> None:
+    [network] = [sensor for sensor in sensing.sensors_here(str(tmp_path)) if sensor.name == "network"]
+    assert "stays on this machine" not in network.look(0.0).absent

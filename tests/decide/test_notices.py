@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from evertrain.controller import views
-from evertrain.decide import ladder
+from evertrain.decide import applying, ladder
 from evertrain.model.config import Config, LadderConfig
 from evertrain.model.records import AllowAsked, DrainAsked, JobEnded, PolicyAdopted, RestartRequested, SignalRaised
 from evertrain.model.report import Exit
@@ -400,6 +400,19 @@ def test_what_is_known_of_signs_is_bounded_and_nothing_is_told_over_and_over() -
     assert len(world.state.known_signs["node-1"]) == 512
 
 
+def test_signs_of_more_nodes_than_are_remembered_are_not_told_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applying, "MOST_NODES", 2)
+    world = training(nodes=4)
+    for node in world.nodes:
+        world.sense(node, "odd", "host:memory")
+    world.turns(4)
+    world.write(SignalRaised(time=world.now, node="gone", signal="odd", evidence="odd", key="a"))
+    world.turns(4)
+    assert sorted(raised(world)) == [("gone", "a"), *((node, "host:memory") for node in world.nodes)]
+    world.write(SignalRaised(time=world.now, node="gone too", signal="odd", evidence="odd", key="a"))
+    assert "gone" not in world.state.known_signs, "it is bounded all the same"
+
+
 def test_a_blind_sensor_and_a_reading_evict_nobody() -> None:
     world = training()
     for number in range(5):
@@ -529,6 +542,20 @@ def test_all_else_is_told_once_an_attempt_and_changes_nothing() -> None:
     assert [one.opened.cause for one in world.state.incidents.values()] == ["slow", "loss jump"]
     assert all(one.closed is not None for one in world.state.incidents.values())
     assert not world.state.memory.readings
+
+
+def test_where_nothing_would_start_again_numbers_that_are_none_end_nothing() -> None:
+    world = World(max_restarts=1)
+    world.turns()
+    world.train(5)
+    odd(world, "loss_not_finite")
+    world.turns()
+    assert set(world.running().values()) == {2}
+    world.train(5)
+    odd(world, "loss_not_finite", attempt=2)
+    world.turns()
+    assert set(world.running().values()) == {2} and world.state.ended is None
+    assert [one.opened.tolerated for one in world.state.incidents.values()] == [False, True]
 
 
 def test_with_observe_only_training_goes_on_with_numbers_that_are_none() -> None:

@@ -235,6 +235,16 @@ def test_a_second_one_is_told_again() -> None:
     assert found == [("loss_not_finite", 30), ("loss_not_finite", 60)]
 
 
+def test_a_script_that_leaves_out_steps_without_a_loss_may_say_so() -> None:
+    config = MetricConfig(loss_steps=3)
+    rules = MetricRules(config)
+    told_ = told(steps(100, loss=lambda at: NAN if at in (1, 30, 31, 60) else 1.0), rules)
+    assert [(event.step, event.is_warning) for event in told_] == [(1, True), (30, True), (60, True)]
+    rules = MetricRules(config)
+    found = [event for event in told(steps(9, loss=lambda _: NAN), rules) if not event.is_warning]
+    assert [(event.kind, event.step) for event in found] == [("loss_not_finite", 1)]
+
+
 def test_a_gradient_norm_that_stays_not_finite() -> None:
     rules = MetricRules(MetricConfig())
     first, *_ = told(steps(60, grad_norm=lambda at: NAN if at >= 50 else 1.0), rules)

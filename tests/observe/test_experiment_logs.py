@@ -129,3 +129,10 @@ def test_the_rules_read_them_as_they_read_reports(tmp_path: Path) -> None:
     rules = MetricRules(MetricConfig())
     found = [event for step in logs(tmp_path).read(TIME) for event in rules.step(step)]
     assert [(one.kind, one.step) for one in found] == [("loss_not_finite", 60)]
+
+
+def test_times_that_are_no_seconds_do_not_bring_back_an_attempt_that_is_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1, "loss": NaN, "timestamp": {1000 * (TIME - 50)}}}\n')
+    os.utime(path, (TIME + 50, TIME + 50))
+    assert losses(logs(tmp_path)) == []

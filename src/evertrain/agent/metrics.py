@@ -37,13 +37,6 @@ class Metrics:
         self._named: dict[str, set[int]] = {}
         self._over: dict[str, float] = {}
         self._in_training = False
-        self._warning = ""
-
-    @property
-    def last(self) -> str:
-        """What the lowest rank reported last, in one line."""
-        rank = min(self._ranks, default=None)
-        return "" if rank is None else "; ".join(filter(None, (self._ranks[rank].words, self._warning)))
 
     def signs(self) -> tuple[Sign, ...]:
         """That hold, or were seen in this attempt; safe to ask as often as anybody likes."""
@@ -107,7 +100,6 @@ class Metrics:
         self._signs.clear()
         self._named.clear()
         self._over.clear()
-        self._warning = ""
 
     def _note(self, event: MetricEvent, rank: int, now: float) -> None:
         key = f"metrics:{event.kind}:a{self._attempt}:{event.step}"
@@ -116,7 +108,6 @@ class Metrics:
                 self._over[key] = now
             return
         if event.is_warning:
-            self._warning = event.evidence
             return
         known = self._signs.get(key)
         ranks = self._named.setdefault(key, set())
@@ -168,20 +159,6 @@ class _Rank:
             step=record.step, count=self._count, time=record.time, declared_s=record.declared_s, stage=record.stage,
             loss=record.loss, grad_norm=record.grad_norm, tokens=record.tokens,
         )  # fmt: skip
-
-    @property
-    def words(self) -> str:
-        step = self.rules.last
-        if step is None:
-            return ""
-        said = [f"step {step.step}"]
-        if step.loss is not None:
-            said.append(f"loss {step.loss:.6g}")
-        if step.grad_norm is not None:
-            said.append(f"gradient norm {step.grad_norm:.4g}")
-        if self.rules.step_s:
-            said.append(f"{1 / self.rules.step_s:.4g} steps a second")
-        return ", ".join(said)
 
     def close(self) -> None:
         self._reader.close()

@@ -251,6 +251,8 @@ def sensors_here(folder: str) -> list[Sensor]:
             log_root=folder,
             controller_url="",
             token_file="",
+            # whatever leads to other machines counts
+            address="",
             fired_dir="",
         )
     )

@@ -244,7 +244,11 @@ def _signal_raised(state: JobState, record: r.SignalRaised) -> JobState:
     keys = known.pop(record.node, ())
     known[record.node] = (*keys[1 - _MOST_KEYS :], record.key)
     if len(known) > MOST_NODES:
-        del known[next(iter(known))]
+        # who is still heard must not be forgotten: it would be told again, and again the next one be forgotten
+        heard = frozenset(state.known_nodes())
+        gone = next((node for node in known if node not in heard), None)
+        if gone is not None:
+            del known[gone]
     return replace(state, known_signs=known)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.decide import answering, incidents, joining, reaching, standbys
+from evertrain.decide import answering, failures, incidents, joining, reaching, standbys
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
 from evertrain.decide.progress import steps
@@ -136,6 +136,8 @@ def _odd_numbers(state: JobState, picture: Picture, raised: r.SignalRaised, now:
     assert state.run is not None
     undecided = state.incident is not None and state.incident.decided is None
     is_fatal = signal in readings.FATAL and runs is not None and not undecided and not state.run.observe_only
+    # nothing would start again: a script that leaves such a step out has gone on, and another ends by itself
+    is_fatal = is_fatal and not failures.restarts_used_up(state)
     event = d.Oddity(time=now, node=raised.node, signal=signal, evidence=raised.evidence, is_fatal=is_fatal)
     told = answering.answer(state, event)
     cause = signal.replace("_", " ")

@@ -47,11 +47,14 @@ def look(state: JobState, picture: Picture, now: float) -> list[r.SignalRaised]:
             missed.setdefault(other, set()).add(node)
     if not missed:
         return []
-    suspects = {node for node, by in missed.items() if len(by) >= WITNESSES and node in state.roster}
+    missed = {node: by for node, by in missed.items() if len(by) >= WITNESSES}
+    suspects = missed.keys() & frozenset(state.roster)
+    # a switch may take a thousand along, and this is asked in every turn
+    of_each = tried(state) if suspects else {}
     alone: dict[str, list[str]] = {}
     for node in sorted(suspects):
         witnesses = sorted(missed[node] - suspects)
-        if len(witnesses) >= WITNESSES and _reaches_nobody(state, picture, node, suspects):
+        if len(witnesses) >= WITNESSES and _reaches_nobody(picture, node, of_each.get(node, ()), suspects):
             alone[node] = witnesses
     signal = "switch_down" if len(alone) > 1 else "nic_down"
     return [
@@ -67,12 +70,12 @@ def look(state: JobState, picture: Picture, now: float) -> list[r.SignalRaised]:
     ]
 
 
-def _reaches_nobody(state: JobState, picture: Picture, node: str, suspects: set[str]) -> bool:
+def _reaches_nobody(picture: Picture, node: str, tries: tuple[str, ...], suspects: set[str]) -> bool:
     """It says so itself, and of healthy nodes: who is silent may be gone, which is not ours to judge."""
     report = picture.report(node)
     if report is None or not picture.connected(node):
         return False
-    others = [other for other in tried(state).get(node, ()) if other not in suspects]
+    others = [other for other in tries if other not in suspects]
     return bool(others) and all(other in report.unreachable for other in others)
 
 

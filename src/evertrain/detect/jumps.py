@@ -30,8 +30,11 @@ class Series:
         self._config = config
         self._only_not_finite = only_not_finite
         # with loss scaling, a norm that is not finite alone is a step that is skipped
-        self._patience = config.norm_steps if name == "grad_norm" else 1
-        self._not_finite: list[tuple[int, float]] = []
+        self._patience = config.norm_steps if name == "grad_norm" else config.loss_steps
+        self._not_finite = 0
+        """In a row, """
+        self._first_not_finite = 0
+        """... and the step of the first."""
         self._any_finite = False
         self._high: list[tuple[int, float]] = []
         self._before: deque[float] = deque(maxlen=config.jump_window)
@@ -46,7 +49,7 @@ class Series:
     def take(self, step: int, time: float, value: float) -> MetricEvent | None:
         if not math.isfinite(value):
             return self._take_not_finite(step, time, value)
-        self._not_finite.clear()
+        self._not_finite = 0
         self._any_finite = True
         if self._only_not_finite:
             return None
@@ -100,20 +103,21 @@ class Series:
     def _take_not_finite(self, step: int, time: float, value: float) -> MetricEvent | None:
         """The first of a row is told at once; a gradient norm's is a warning until it cannot be loss scaling."""
         self._high.clear()
-        self._not_finite.append((step, value))
-        row = len(self._not_finite)
-        # loss scaling looks for its first scale with many steps that are skipped
-        patience = self._patience if self._patience == 1 or self._any_finite else max(self._patience, 20)
+        self._not_finite += 1
+        if self._not_finite == 1:
+            self._first_not_finite = step
+        row, first, patience = self._not_finite, self._first_not_finite, self._patience
+        if self._name == "grad_norm" and patience > 1 and not self._any_finite:
+            patience = max(patience, 20)  # loss scaling looks for its first scale with many steps that are skipped
         if row not in (1, patience):
             return None
-        first = self._not_finite[0][0]
         is_warning = row < patience
         since = f" for {row} steps since step {first}" if row > 1 else f" at step {first}"
         return MetricEvent(
             kind="loss_not_finite" if self._name == "loss" else "grad_norm_not_finite",
             step=first, time=time, value=value,
             evidence=f"{self._words} is {value}{since}" + (
-                "; single ones are usual with loss scaling" if is_warning else ""
+                "; single ones are usual with loss scaling" if is_warning and self._name == "grad_norm" else ""
             ),
             confidence=0.3 if is_warning else 1.0,
             is_warning=is_warning,

@@ -44,8 +44,10 @@ _CHECKED = re.compile(r"machine check", re.IGNORECASE)
 _DISK = re.compile(r"\b(nvme\d+(?:n\d+)?(?:p\d+)?|sd[a-z]+\d*|vd[a-z]+\d*)\b")
 _NO_DISK = re.compile(r"\b(?:fd|sr|loop|nbd|zram|ram)\d+\b")
 _DISK_FAILED = re.compile(
-    r"(?:critical medium|I/O) error, dev |Buffer I/O error on dev|controller is down|Removing after probe failure"
+    r"critical medium error, dev |I/O error(?:, dev| on dev) nvme(?!.*\(DISCARD\))"
+    r"|controller is down|Removing after probe failure"
 )
+"""For certain. A SCSI disk may be a stick that was pulled out, one path of several, or lie on another machine."""
 _PCI = re.compile(r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)\b")
 _NUMBER = re.compile(r"\b(?:0x)?[0-9a-f]+\b|\d+")
 """Also hexadecimal."""

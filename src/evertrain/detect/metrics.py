@@ -35,15 +35,6 @@ class MetricRules:
         self._is_hot_told = False
         self._last: Step | None = None
 
-    @property
-    def last(self) -> Step | None:
-        return self._last
-
-    @property
-    def step_s(self) -> float | None:
-        """Median of the last steps."""
-        return self._pace.step_s
-
     def step(self, step: Step) -> list[MetricEvent]:
         """A step was finished. One that is told again, with the same count, may add what it had not said."""
         last, self._last = self._last, step

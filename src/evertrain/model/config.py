@@ -194,6 +194,9 @@ class MetricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     jump_floor: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.02
     """Below this part of what the median once was in this attempt nothing is a jump: a loss that has come down to
     almost nothing is noise."""
+    loss_steps: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """So many losses in a row that are not finite are a fault; more than one for a script that leaves such a step out
+    by itself, and goes on."""
     norm_steps: Annotated[int, msgspec.Meta(ge=1)] = 3
     """So many gradient norms in a row that are not finite are a fault while the loss is finite: loss scaling (fp16)
     brings single ones forth, and skips the step."""

@@ -23,6 +23,8 @@ _MOST_FILES = 16
 _OF_EVALUATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|evaluation|test|dev)(?:[^a-z]|$)", re.IGNORECASE)
 _SLACK_S = 1.0
 """Of file systems that keep times in whole seconds."""
+_AHEAD_S = 3600.0
+"""The clock of another machine may be ahead; what is later is no time in seconds."""
 
 
 class ExperimentLogs:
@@ -63,19 +65,19 @@ class ExperimentLogs:
     def read(self, now: float) -> list[Step]:
         """Steps that are new, in the order in which they were written. `now`: by the wall clock."""
         if self._chosen is not None:
-            return self._steps(self._chosen.read())
+            return self._steps(self._chosen.read(), now)
         if not 0 <= self._next_look - now <= _LOOK_EVERY_S:
             self._next_look = now + _LOOK_EVERY_S
             self._find()
         for file in self._files.values():
-            steps = self._steps(file.read())
+            steps = self._steps(file.read(), now)
             if steps:
                 self._chosen = file
                 self._files.clear()
                 return steps
         return []
 
-    def _steps(self, numbers: Sequence[Number]) -> list[Step]:
+    def _steps(self, numbers: Sequence[Number], now: float) -> list[Step]:
         """One for each run of numbers of the same step; a name that is better than those before takes their place."""
         found: list[Step] = []
         said: dict[str, float] = {}
@@ -83,7 +85,7 @@ class ExperimentLogs:
         for number in numbers:
             field, rank = self._names.get(number.tag.lower(), ("", 0))
             # what has no time may be of an attempt that is over
-            if not field or number.time < self._since:
+            if not field or not self._since <= number.time <= now + _AHEAD_S:
                 continue
             if rank > self._best.setdefault(field, rank):
                 continue

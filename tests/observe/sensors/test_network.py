@@ -130,6 +130,15 @@ def test_a_job_on_one_machine_needs_no_network(machine: Machine) -> None:
     assert machine.seen.absent == "the job's traffic stays on this machine (127.0.0.1)"
 
 
+def test_without_a_job_whatever_leads_to_other_machines_matters(machine: Machine) -> None:
+    assert machine.watched("") == []
+    machine.interface("eth0", address="10.0.0.7")
+    machine.interface("eth1")
+    machine.route("eth0")
+    machine.rdma("mlx5_0")
+    assert machine.watched("") == ["eth0", "mlx5_0/1"]
+
+
 def test_a_port_without_a_carrier_at_the_start_is_nobodys_promise(machine: Machine) -> None:
     machine.interface("eth0", address="10.0.0.7", state="down", carrier="0")
     assert machine.watched() == [] and "carrier" in machine.seen.absent
@@ -340,13 +349,17 @@ def test_a_busy_link_is_healthy_and_one_that_loses_in_the_fabric_shows_in_tcp_on
     link.look()
     link.send(400)
     signs, said, *_ = link.look()
-    assert signs == [] and "TCP has sent 0.0% of" in said
+    assert signs == []
+    usual = sent_again(said)  # a machine that has other work to do may be late with an answer
     link.lose_three_in_a_hundred()
     link.send(600)
     signs, said, *_ = link.look()
     assert signs == [], "whoever is behind it: no counter of this port says that it has lost anything"
-    again = float(said.partition("TCP has sent ")[2].partition("%")[0])
-    assert 0.3 < again < 20.0
+    assert max(0.3, usual) < sent_again(said) < 20.0
+
+
+def sent_again(said: str) -> float:
+    return float(said.partition("TCP has sent ")[2].partition("%")[0])
 
 
 def test_a_real_interface_that_drops_three_in_a_hundred_packets_is_a_loss(link: Link) -> None:

@@ -46,7 +46,8 @@ def test_a_connection_and_a_refusal_are_answers_and_silence_is_none() -> None:
 
 
 def test_the_sensor_tells_who_cannot_be_reached_and_accuses_nobody() -> None:
-    sensor = PeersSensor(Peers().judge, deadline_s=0.1)
+    clock = [0.0]
+    sensor = PeersSensor(Peers().judge, deadline_s=0.1, clock=lambda: clock[0])
     assert sensor.look(0.0).last == "nobody to try" and sensor.unreachable == ()
     with socket.create_server(("127.0.0.1", 0)) as server:
         sensor.obey((Peer("b", "127.0.0.1", server.getsockname()[1]),))
@@ -57,6 +58,8 @@ def test_the_sensor_tells_who_cannot_be_reached_and_accuses_nobody() -> None:
     seen = sensor.look(10.0)
     assert seen.last == "0 of 1 peers answer; b cannot be reached" and seen.signs == ()
     assert sensor.unreachable == ("b",)
+    clock[0] = 15.1
+    assert sensor.unreachable == (), "the next look has not come back: what it would see is not known"
     for one in (quiet, *waiting):
         one.close()
 

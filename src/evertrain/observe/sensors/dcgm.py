@@ -53,11 +53,13 @@ class DcgmSensor:
         if _PREFIX not in text:
             return self._missed(f"what answers at {self._url} has no metrics of GPUs", is_nobody=True)
         self._has_answered = True
+        tensor: dict[str, float] = {}
         for labels, value in samples(text, TENSOR):
             device = labels.get("UUID") or labels.get("gpu", "")
             if 0.0 <= value <= 1.0:
                 # parts of one GPU are exported one by one
-                self.tensor[device] = max(value, self.tensor.get(device, 0.0))
+                tensor[device] = max(value, tensor.get(device, 0.0))
+        self.tensor = tensor  # at once: it is read by another thread
         return Seen(last=_in_words(self.tensor))
 
     def _fetch(self) -> str:

@@ -43,7 +43,7 @@ class NetworkSensor:
         environ: Mapping[str, str] = os.environ,
         addresses: Callable[[], Mapping[str, Sequence[str]]] | None = None,
     ) -> None:
-        """`addresses`: by interface, those that it has."""
+        """`address`: of the agent; empty: there is no job. `addresses`: by interface, those that it has."""
         self._rules = rules
         self._address = address
         self._net, self._rdma, self._proc = sys / "class/net", sys / "class/infiniband", proc
@@ -73,7 +73,8 @@ class NetworkSensor:
         return "no interface with a carrier carries the job's traffic"
 
     def _is_alone(self) -> bool:
-        return all(address.startswith("127.") or address == "::1" for address in _resolved(self._address))
+        own = _resolved(self._address)
+        return bool(own) and all(address.startswith("127.") or address == "::1" for address in own)
 
     def _wanted(self) -> list[str]:
         if self._is_alone():
@@ -203,6 +204,8 @@ def _own_addresses() -> dict[str, list[str]]:
 
 def _resolved(address: str) -> frozenset[str]:
     """The user may have given a name."""
+    if not address:
+        return frozenset()
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError:

@@ -29,25 +29,33 @@ class PeersSensor:
     period_s = 5.0
     limit_s = 10.0
 
-    def __init__(self, rules: Rules, *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, rules: Rules, *, deadline_s: float = DEADLINE_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._rules = rules
         self._deadline_s = deadline_s
+        self._clock = clock
         self._peers: tuple[Peer, ...] = ()
-        self.unreachable: tuple[str, ...] = ()
-        """Names of peers, as of the last look."""
+        self._unreachable: tuple[str, ...] = ()
+        self._looked = 0.0
+
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        """Names of peers, as of the last look; nobody once that is long ago: who cannot look accuses nobody."""
+        return self._unreachable if self._clock() - self._looked <= self.period_s + self.limit_s else ()
 
     def obey(self, peers: tuple[Peer, ...]) -> None:
         self._peers = peers
 
     def look(self, now: float) -> Seen:
         if not self._peers:
-            self.unreachable = self._rules(())
+            self._unreachable = self._rules(())
             return Seen(last="nobody to try")
         readings = ping(self._peers, self._deadline_s)
-        self.unreachable = self._rules(readings)
+        self._looked, self._unreachable = self._clock(), self._rules(readings)
         answered = [one.seconds for one in readings if one.seconds is not None]
         within = f" within {max(answered) * 1e3:.1f} ms" if answered else ""
-        missing = f"; {', '.join(self.unreachable)} cannot be reached" if self.unreachable else ""
+        missing = f"; {', '.join(self._unreachable)} cannot be reached" if self._unreachable else ""
         return Seen(last=f"{len(answered)} of {len(readings)} peers answer{within}{missing}")
 
 

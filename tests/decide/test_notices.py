@@ -566,3 +566,23 @@ def test_with_observe_only_training_goes_on_with_numbers_that_are_none() -> None
     world.turns()
     assert set(world.running().values()) == {1}
     assert [one.opened.tolerated for one in world.state.incidents.values()] == [True]
+
+
+def test_numbers_that_come_back_at_the_same_step_end_nothing_any_more() -> None:
+    """A script that leaves such steps out by itself must not be restarted for ever, and not be ended."""
+    world = World()
+    world.turns()
+    world.train(5)
+    for attempt in (1, 2, 3):
+        odd(world, "loss_not_finite", attempt=attempt)
+        world.turns()
+        assert set(world.running().values()) == {attempt + 1}
+        world.train()
+    odd(world, "loss_not_finite", attempt=4)
+    world.turns()
+    assert set(world.running().values()) == {4} and world.state.ended is None
+    world.train(10)
+    world.turn()
+    odd(world, "loss_not_finite", attempt=4)
+    world.turns()
+    assert set(world.running().values()) == {4}, "told once an attempt"

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.decide import answering, failures, incidents, joining, reaching, standbys
+from evertrain.decide import answering, failures, incidents, joining, reaching, resume, standbys
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
 from evertrain.decide.progress import steps
@@ -22,6 +22,9 @@ from evertrain.model import records as r
 from evertrain.model.config import Config
 from evertrain.model.records import AnyRecord
 
+_SAME_NUMBERS = 3
+"""Numbers that are none have come back so often at the same place, also from older copies: it is the code or the data,
+which a restart does not change, and the script may well know how to deal with it."""
 _MOST_SIGNS = 128
 """Of one report; the fold remembers several times as many keys, so that none is taken for new while it is reported."""
 _SAME_EVENT_S = 60.0
@@ -138,6 +141,8 @@ def _odd_numbers(state: JobState, picture: Picture, raised: r.SignalRaised, now:
     is_fatal = signal in readings.FATAL and runs is not None and not undecided and not state.run.observe_only
     # nothing would start again: a script that leaves such a step out has gone on, and another ends by itself
     is_fatal = is_fatal and not failures.restarts_used_up(state)
+    step = steps(runs, picture)[0] if runs is not None else None
+    is_fatal = is_fatal and _came_back(state, step) < _SAME_NUMBERS
     event = d.Oddity(time=now, node=raised.node, signal=signal, evidence=raised.evidence, is_fatal=is_fatal)
     told = answering.answer(state, event)
     cause = signal.replace("_", " ")
@@ -152,13 +157,24 @@ def _odd_numbers(state: JobState, picture: Picture, raised: r.SignalRaised, now:
         category="numerics" if "loss" in signal or "norm" in signal else "unknown",
         evidence=(f"{raised.node}: {raised.evidence}",),
     )
-    step = steps(runs, picture)[0]
     if is_fatal:
         return [*told, *incidents.act(state, runs, verdict, step, now)]
     opened = incidents.opened(state, runs.number, verdict, step, now, tolerated=True)
     # it disturbs nothing that is going on
     closed = r.IncidentClosed(time=now, incident=opened.incident, first_new_step=None, passed_time=None)
     return [*told, opened, closed]
+
+
+def _came_back(state: JobState, step: int | None) -> int:
+    """How often in this run numbers that are none have ended an attempt about here, or anywhere where steps have no
+    names."""
+    first = state.attempts[0].number if state.attempts else 0
+    ended = (
+        one.opened
+        for one in state.incidents.values()
+        if one.opened.source == "metrics" and not one.opened.tolerated and one.opened.attempt >= first
+    )
+    return sum(step is None or one.step is None or abs(one.step - step) <= resume.SOON_STEPS for one in ended)
 
 
 def _replaceable_now(state: JobState, picture: Picture, now: float) -> list[AnyRecord]:

@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 
 from evertrain.locate import flight, recorder
 from evertrain.model.findings import Culprit, Finding
+from evertrain.model.recording import Recordings
 
 DATA = Path(__file__).parent.parent / "data" / "flight"
 
 
-def recorded(kind: str, suffix: str = "") -> list[recorder.Recordings]:
+def recorded(kind: str, suffix: str = "") -> list[Recordings]:
     paths = [DATA / kind / f"rank_{rank}{suffix}" for rank in range(4)]
     return [recorder.read(path.read_bytes(), recorder.rank_of(path.name)) for path in paths]
 
 
-def judge(found: recorder.Recordings) -> Finding:
+def judge(found: Recordings) -> Finding:
     (one,) = flight.judge(found)
     return one
 
@@ -58,7 +59,7 @@ def entry(group: str, number: int, op: str = "all_reduce", *, done: bool = False
     } | other  # fmt: skip
 
 
-def dump(rank: int, *entries: dict[str, Any], groups: dict[str, list[int]] | None = None) -> recorder.Recordings:
+def dump(rank: int, *entries: dict[str, Any], groups: dict[str, list[int]] | None = None) -> Recordings:
     config = {
         name: {"name": name, "desc": f"desc {name}", "ranks": str(ranks)} for name, ranks in (groups or {}).items()
     }
@@ -70,7 +71,7 @@ WORLD = {"0": [0, 1, 2, 3]}
 
 
 def test_an_older_layout_is_a_bare_list_with_seq_id() -> None:
-    def old(rank: int, number: int) -> recorder.Recordings:
+    def old(rank: int, number: int) -> Recordings:
         entries = [
             {
                 "pg_id": 0,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evertrain.locate import stacks
-from evertrain.locate.stacks import Frame
+from evertrain.model.stacks import Dump, Frame
 
 PY_SPY = """\
 Process 3120: /opt/venv/bin/python -u train.py --local-rank=3
@@ -71,7 +71,7 @@ Traceback (most recent call first):
 """
 
 
-def only(text: str) -> stacks.Dump:
+def only(text: str) -> Dump:
     (dump,) = stacks.read(text)
     return dump
 

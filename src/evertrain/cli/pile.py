@@ -18,6 +18,7 @@ from evertrain.detect.prefixes import looks_like_host
 from evertrain.detect.sieve import Sieve
 from evertrain.locate import flight, ras, recorder
 from evertrain.model.findings import Finding
+from evertrain.model.recording import Recordings
 from evertrain.model.signals import Signals
 from evertrain.observe.documents import HEAD_BYTES, Document
 
@@ -50,7 +51,7 @@ class Pile:
         self._stacks: dict[str, str] = {}
         self._ras: list[str] = []
         self._metrics: dict[str, Any] = {}
-        self._recordings: list[recorder.Recordings] = []
+        self._recordings: list[Recordings] = []
         self._dump_bytes = 0
 
     def take(self, documents: Iterable[Document]) -> None:

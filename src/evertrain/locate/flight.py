@@ -18,9 +18,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from evertrain.locate.recorder import Group, Operation, Recording, Recordings, read_summary
+from evertrain.locate.recorder import read_summary
 from evertrain.locate.waits import sinks
 from evertrain.model.findings import Action, Category, Culprit, Finding
+from evertrain.model.recording import Group, Operation, Recording, Recordings
 
 _GROUP = "flight_recorder"
 

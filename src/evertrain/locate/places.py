@@ -7,26 +7,17 @@ too), is explained by somebody else; who is in any other place is not.
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 import msgspec
 
-from evertrain.locate.stacks import Dump, Frame, Thread
+from evertrain.model.stacks import Dump, Frame, PlaceKind, Thread
 
-Kind = Literal[
-    "collective", "transfer", "rendezvous", "device",
-    "loader", "pinning", "storage", "checkpoint", "lock", "compiling", "collecting", "exiting",
-    "elsewhere", "unreadable",
-]  # fmt: skip
-
-# `loader` waits for worker processes; `pinning` for a thread of its own process that hands their batches on
-
-WAITING_FOR_PEERS: frozenset[Kind] = frozenset({"collective", "transfer", "rendezvous", "device"})
+WAITING_FOR_PEERS: frozenset[PlaceKind] = frozenset({"collective", "transfer", "rendezvous", "device"})
 """Places in which a process is a victim until the opposite is shown."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    kind: Kind
+    kind: PlaceKind
     frame: str = ""
     """The frame that decided, as in the dump; for an unreadable process why it could not be read."""
     caller: str = ""
@@ -151,7 +142,7 @@ def _of_thread(thread: Thread) -> Place:
     return Place("elsewhere", innermost, _caller(thread.frames), is_idle)
 
 
-def _kind(frame: Frame) -> Kind | None:
+def _kind(frame: Frame) -> PlaceKind | None:
     name, file = frame.function.rpartition(".")[2], frame.file
     if _NATIVE_COLLECTIVE.search(frame.function) or file.startswith("libnccl"):
         return "collective"

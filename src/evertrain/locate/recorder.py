@@ -14,65 +14,8 @@ from typing import Any
 import msgspec
 
 from evertrain.locate import pickles
+from evertrain.model.recording import PEER, Group, Operation, Recording, Recordings
 
-
-class Operation(msgspec.Struct, frozen=True):
-    """A collective or a transfer that a rank has enqueued."""
-
-    group: str
-    """The same on all its members."""
-    name: str
-    """Without the backend: `all_reduce`, `send 0->3` (positions within the group)."""
-    sequence: int
-    """Counts the collectives of a group, or its transfers."""
-    is_transfer: bool
-    is_pending: bool
-    shape: tuple[Any, ...] = ()
-    """Sizes and types of input and output; empty if not known, or done."""
-
-    @property
-    def peer(self) -> int | None:
-        """Position in the group of the one that sends to or receives from us."""
-        found = _PEER.search(self.name)
-        return int(found[2]) if found else None
-
-    @property
-    def position(self) -> int | None:
-        """Our own position in the group."""
-        found = _PEER.search(self.name)
-        return int(found[1]) if found else None
-
-
-class Group(msgspec.Struct, frozen=True):
-    name: str
-    description: str = ""
-    members: tuple[int, ...] = ()
-    """Global ranks by position; empty if the dump does not say."""
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.description})" if self.description else self.name
-
-
-class Recording(msgspec.Struct, frozen=True):
-    """The dump of one rank."""
-
-    rank: int
-    count: int
-    """Entries in the dump. None at all: the process lives, but could not write what it knows."""
-    operations: tuple[Operation, ...] = ()
-    """Oldest first. Of those that are done, only the last of each kind in each group: the others are history."""
-    is_whole: bool = True
-    """False for a summary, which holds the first pending operations only."""
-
-
-class Recordings(msgspec.Struct, frozen=True):
-    """The dumps of a job."""
-
-    ranks: dict[int, Recording]
-    groups: dict[str, Group]
-
-
-_PEER = re.compile(r"\b(\d+)\s*(?:->|<-)\s*(\d+)")
 _NUMBERS = re.compile(r"\d+")
 _RANK_IN_NAME = re.compile(r"(\d+)(?:\.[A-Za-z]\w*)*$")
 _MOST_ENTRIES = 20_000
@@ -170,7 +113,7 @@ def _operation(entry: Mapping[str, Any], group: str) -> Operation:
     backend, _, rest = told.partition(":")
     plain = rest if backend in _BACKENDS else told
     transfer = entry.get("is_p2p")
-    is_transfer = bool(transfer) if transfer is not None else bool(_PEER.search(plain))
+    is_transfer = bool(transfer) if transfer is not None else bool(PEER.search(plain))
     count = entry.get("p2p_seq_id") if is_transfer else entry.get("collective_seq_id", entry.get("seq_id"))
     is_done = entry.get("state") == "completed" or entry.get("retired") is True
     is_done = is_done or bool(_number(entry.get("time_discovered_completed_ns")))

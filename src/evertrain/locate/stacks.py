@@ -12,43 +12,10 @@ from typing import Literal
 
 import msgspec
 
+from evertrain.model.stacks import Dump, Frame, Thread
+
 _LONGEST_LINE = 2_000
 """Characters of a line that are looked at; longer ones carry arguments, which nobody needs here."""
-
-
-class Frame(msgspec.Struct, frozen=True):
-    function: str
-    file: str = ""
-    """Source file, or the library of a native frame; empty if unknown."""
-    line: int | None = None
-
-    def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line is not None else self.file
-        return f"{self.function} ({place})" if place else self.function
-
-
-class Thread(msgspec.Struct, frozen=True):
-    frames: tuple[Frame, ...] = ()
-    """Innermost first."""
-    name: str = ""
-    is_main: bool = False
-    state: Literal["active", "idle", ""] = ""
-    """As py-spy saw it; empty where the form does not say."""
-    holds_gil: bool = False
-
-
-class Dump(msgspec.Struct, frozen=True):
-    """One process."""
-
-    threads: tuple[Thread, ...] = ()
-    pid: int | None = None
-    command: str = ""
-    failure: str = ""
-    """Why there are no threads."""
-
-    @property
-    def main(self) -> Thread | None:
-        return next((one for one in self.threads if one.is_main), self.threads[0] if self.threads else None)
 
 
 def read(text: str) -> tuple[Dump, ...]:

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from evertrain.locate import stacks
-from evertrain.locate.places import WAITING_FOR_PEERS, Kind, Place, place
+from evertrain.locate.places import WAITING_FOR_PEERS, Place, place
 from evertrain.locate.seats import Seat, seat
 from evertrain.model.findings import Action, Category, Culprit, Finding
+from evertrain.model.stacks import Dump, PlaceKind
 
 Waiter = TypeVar("Waiter", bound=Hashable)
 
@@ -104,7 +105,7 @@ def look(dumps: Mapping[str, str]) -> list[Seen]:
         named, processes = seat(label), stacks.read(text)
         if not processes:
             why = text.strip().splitlines()[0][:200] if text.strip() else "empty dump"
-            processes = (stacks.Dump(failure=why),) if _says_nothing_came(text) else ()
+            processes = (Dump(failure=why),) if _says_nothing_came(text) else ()
         for dump in processes:
             own = named
             if len(processes) > 1 and own.rank is None:
@@ -118,7 +119,7 @@ def look(dumps: Mapping[str, str]) -> list[Seen]:
     return found
 
 
-def _is_child(dump: stacks.Dump) -> bool:
+def _is_child(dump: Dump) -> bool:
     """A data loader's worker, found among the processes of its rank."""
     return any(frame.function.endswith("_worker_loop") for thread in dump.threads for frame in thread.frames) or bool(
         _CHILD.search(dump.command)
@@ -170,14 +171,14 @@ def judge(dumps: Mapping[str, str], facts: Mapping[str, Any] | None = None) -> t
     return (_suspects(first, chosen, victims, helpers, told),)
 
 
-_RANKING: tuple[Kind, ...] = (
+_RANKING: tuple[PlaceKind, ...] = (
     "unreadable", "pinning", "loader", "storage", "checkpoint", "lock", "compiling", "collecting", "exiting",
     "elsewhere", "device", "collective", "transfer", "rendezvous",
 )  # fmt: skip
 
 
 def _suspects(
-    kind: Kind, chosen: list[Seen], victims: list[Seen], helpers: list[Seen], told: Mapping[str, str]
+    kind: PlaceKind, chosen: list[Seen], victims: list[Seen], helpers: list[Seen], told: Mapping[str, str]
 ) -> Finding:
     others = f"{len(victims)} other ranks wait inside collectives"
     who = ", ".join(one.seat.name for one in chosen)

@@ -1,0 +1,67 @@
+"""What had each rank been told to do? The operations of a flight recorder, in one shape for all its layouts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+PEER = re.compile(r"\b(\d+)\s*(?:->|<-)\s*(\d+)")
+"""Positions in the group, in the name of a transfer: the own one, and the peer's."""
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """A collective or a transfer that a rank has enqueued."""
+
+    group: str
+    """The same on all its members."""
+    name: str
+    """Without the backend: `all_reduce`, `send 0->3` (positions within the group)."""
+    sequence: int
+    """Counts the collectives of a group, or its transfers."""
+    is_transfer: bool
+    is_pending: bool
+    shape: tuple[Any, ...] = ()
+    """Sizes and types of input and output; empty if not known, or done."""
+
+    @property
+    def peer(self) -> int | None:
+        """Position in the group of the one that sends to or receives from us."""
+        found = PEER.search(self.name)
+        return int(found[2]) if found else None
+
+    @property
+    def position(self) -> int | None:
+        """Our own position in the group."""
+        found = PEER.search(self.name)
+        return int(found[1]) if found else None
+
+
+class Group(msgspec.Struct, frozen=True):
+    name: str
+    description: str = ""
+    members: tuple[int, ...] = ()
+    """Global ranks by position; empty if the dump does not say."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.description})" if self.description else self.name
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """The dump of one rank."""
+
+    rank: int
+    count: int
+    """Entries in the dump. None at all: the process lives, but could not write what it knows."""
+    operations: tuple[Operation, ...] = ()
+    """Oldest first. Of those that are done, only the last of each kind in each group: the others are history."""
+    is_whole: bool = True
+    """False for a summary, which holds the first pending operations only."""
+
+
+class Recordings(msgspec.Struct, frozen=True):
+    """The dumps of a job."""
+
+    ranks: dict[int, Recording]
+    groups: dict[str, Group]

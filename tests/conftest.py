@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support import jobs
+from support import jobs, leftovers
 
 StartJob = Callable[..., jobs.Job]
 InPeace = Callable[..., Path]
@@ -49,9 +49,16 @@ def in_peace(tmp_path_factory: pytest.TempPathFactory) -> InPeace:
     return run
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever the tests of this process did, nothing of their jobs is left when they are over."""
+    yield
+    left = leftovers.after_a_while(tmp_path_factory.getbasetemp(), [f"-{jobs.SESSION}-"], within_s=15)
+    assert [*leftovers.found_at_close, *left] == []
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What tests leave behind is looked for last; all of tests/system starts real processes."""
+    """All of tests/system starts real processes."""
     for item in items:
         if "system" in item.path.parts:
             item.add_marker(pytest.mark.system)
-    items.sort(key=lambda item: item.path.name == "test_leftovers.py")

@@ -13,7 +13,7 @@ from support import processes
 SHARED_MEMORY = Path("/dev/shm") / f"evertrain-{os.getuid()}"
 
 found_at_close: list[str] = []
-"""What jobs had left behind when their tests ended; the last test of the suite wants it empty."""
+"""What jobs had left behind when their tests ended; the end of the session wants it empty."""
 
 
 def after_a_while(folder: Path, name_parts: Sequence[str], *, within_s: float) -> list[str]:

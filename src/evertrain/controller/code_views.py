@@ -198,7 +198,6 @@ def _because(state: JobState, found: Change) -> str:
         return f"the job ended before: {state.ended.message}"
     undone = _undone_by(state, found)
     if undone is not None:
-        why = undone.asked.reason or f"{undone.asked.author or 'somebody'} has asked for it"
-        return f"{why}; version {undone.asked.version} runs again"
+        return undone.asked.reason or f"{undone.asked.author or 'somebody'} has asked for it"
     proven = state.proven.get(found.asked.version)
     return proven.because if proven is not None and found.attempt is not None else ""

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from evertrain.model.errors import UsageError
 
-
 _NO_VALUE = re.compile(r"argument (\S+): expected one argument\b")
 """As argparse says it, for a value as well that begins with a minus and is no plain number."""
 

@@ -68,6 +68,33 @@ async def test_what_was_tried_is_written_down_once_with_what_it_was() -> None:
     assert [(one.author, one.outcome, one.detail) for one in audited] == [("ann", "done", "third: a better loss")]
 
 
+async def test_what_is_written_down_says_what_was_to_run() -> None:
+    world, audited = running(), list[Audited]()
+
+    def ask(whole: Wish) -> None:
+        world.change(None, whole.change, act=whole.act, version=1 if whole.act == "rollback" else None, args=whole.args)
+        world.turns()
+
+    async def detail(name: str, **wish: Any) -> str:
+        conductor = SimpleNamespace(
+            code=Store(), state=world.state, audit=audited.append, knows_change=lambda name: name in world.state.changes
+        )
+        request = SimpleNamespace(remote="127.0.0.1", headers={})
+        asked = Wish(change=name, author="ann", **wish)
+        refused = await change_routes.submit(
+            cast(Conductor, conductor), cast(web.Request, request), asked, wish.get("source", ""), ask
+        )
+        assert refused is None
+        return audited[-1].detail
+
+    assert await detail("back", act="rollback") == "version 1", "no version was named"
+    words = await detail("args", act="restart", args=("--name", "a b"), env={"B": "secret", "A": "1"}, reason="a try")
+    assert words == "arguments: --name 'a b'; environment: A, B: a try"
+    assert await detail("none", act="restart", args=()) == "arguments: none"
+    assert await detail("code", act="restart", source="third", args=("x",)) == "third; arguments: x"
+    assert len(audited) == 4
+
+
 async def test_what_changes_changes_in_what_runs_and_not_in_an_update_that_waits() -> None:
     world = running(within_s=600, args=("--x",), env={"A": "1"})
     found = await differs(world, Wish(change="c", act="update"), "third")

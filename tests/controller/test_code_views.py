@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from evertrain.controller import code_views
 from evertrain.decide.applying import fold
 from evertrain.model import records as r
+from evertrain.model.report import RankError
 from support.world import World
 
 
@@ -55,3 +56,19 @@ def test_of_a_log_that_has_no_such_times_the_changes_tell() -> None:
     ]
     world.state = fold(world.log)
     assert [version(world, number)["time"] for number in (1, 2)] == [None, asked]
+
+
+def test_what_the_job_went_back_to_by_itself_is_in_the_audit() -> None:
+    world = training()
+    world.write(r.Audited(time=world.now, act="update", author="ann", address="127.0.0.1", outcome="done"))
+    world.change("second")
+    world.turns()
+    world.fail(0, 1, error=RankError(type="TypeError", message="no", traceback="..."))
+    world.turns(16)
+    world.write(r.Audited(time=world.now, act="rollback", author="bob", address="127.0.0.1", outcome="refused"))
+    entries = code_views.audit(world.state)
+    assert [(one["act"], one["author"], one["outcome"]) for one in entries] == [
+        ("update", "ann", "done"), ("rollback", "evertrain", "done"), ("rollback", "bob", "refused")
+    ]  # fmt: skip
+    assert entries[1]["detail"].startswith("version 1: incident 1: exception TypeError")
+    assert entries[1].keys() == entries[0].keys() and entries[1]["address"] == ""

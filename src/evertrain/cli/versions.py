@@ -145,7 +145,7 @@ def _show_audit(job: KnownJob, entries: Sequence[Json]) -> None:
             narrate.day(one["time"]),
             one["act"],
             one["author"] or "-",
-            one["address"],
+            one["address"] or "-",
             one["outcome"],
             _LONG_DIGEST.sub(r"\1", one["detail"]),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from collections.abc import Callable
 from typing import Literal
 
@@ -100,9 +101,11 @@ async def submit(
     whole = await with_code(conductor, wish, digest)
     if conductor.knows_change(wish.change):
         return None
+    # as it is when it is asked for: afterwards another one would be gone back to
+    target = rollback.target(conductor.state) if wish.act == "rollback" else None
     refusal = whole if isinstance(whole, changes.Refusal) else ask(whole)
     if isinstance(whole, changes.Wish) and refusal is None:
-        scopes.audit(conductor, request, wish.act, "done", told(whole), wish.author)
+        scopes.audit(conductor, request, wish.act, "done", told(whole, target), wish.author)
     elif refusal is not None and not refusal.soon:
         scopes.audit(conductor, request, wish.act, "refused", refusal.line, wish.author)
     return refusal
@@ -163,10 +166,16 @@ async def _diff(code: CodeStore, before: str, after: str) -> Diff:
         return Diff()
 
 
-def told(wish: changes.Wish) -> str:
-    """For the record of what was tried."""
-    what = f"version {wish.version}" if wish.version is not None else wish.code.digest if wish.code is not None else ""
-    return ": ".join(filter(None, (what, wish.reason)))
+def told(wish: changes.Wish, target: int | None) -> str:
+    """For the record of what was tried; `target`: what is gone back to where no version was named."""
+    number = target if wish.version is None else wish.version
+    parts = [f"version {number}"] if number is not None else [wish.code.digest] if wish.code is not None else []
+    if wish.args is not None:
+        parts.append(f"arguments: {shlex.join(wish.args) or 'none'}")
+    if wish.env:
+        # values may be secrets
+        parts.append(f"environment: {', '.join(sorted(wish.env))}")
+    return ": ".join(filter(None, ("; ".join(parts), wish.reason)))
 
 
 def answer(refusal: changes.Refusal | None, done: dict[str, object]) -> web.Response:

@@ -12,6 +12,7 @@ from evertrain.decide import changes
 from evertrain.decide.applying import fold
 from evertrain.decide.state import Attempt, Change, JobState
 from evertrain.model.code import Version
+from evertrain.model.records import ChangeAsked
 
 Json = dict[str, Any]
 
@@ -52,9 +53,24 @@ def left_behind(state: JobState) -> int | None:
 
 
 def audit(state: JobState) -> list[Json]:
-    """Who tried to have other code run, oldest first."""
+    """Who tried to have other code run, oldest first; what the job went back to by itself among them."""
     named = ("time", "act", "author", "address", "outcome", "detail")
-    return [{name: getattr(one, name) for name in named} for one in state.audits]
+    asked = [{name: getattr(one, name) for name in named} for one in state.audits]
+    by_itself = [_by_itself(one.asked) for one in state.changes.values() if one.asked.incident is not None]
+    return sorted([*asked, *by_itself], key=lambda one: float(one["time"]))
+
+
+def _by_itself(asked: ChangeAsked) -> Json:
+    """Nobody has to write it down a second time: an incident led there."""
+    detail = f"version {asked.version}: {asked.reason}"
+    return {
+        "time": asked.time,
+        "act": asked.act,
+        "author": asked.author,
+        "address": "",
+        "outcome": "done",
+        "detail": detail,
+    }
 
 
 def versions_of(database: Path) -> Json:

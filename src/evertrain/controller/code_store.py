@@ -133,7 +133,7 @@ class CodeStore:
 
     def _verify(self, path: Path, digest: str) -> Code:
         found = archive.check(path, digest, self._config)
-        held = {one.path for one in (*found.files, *found.links)}
+        held = {*(file.path for file in found.files), *(link.path for link in found.links)}
         self._scripts[digest] = next((path for path in _script(self._spec) if path in held), None)
         return found.code
 

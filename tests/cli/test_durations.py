@@ -21,7 +21,8 @@ def test_a_number_and_a_unit(text: str, seconds: float) -> None:
     [
         ("", "--within : not a duration, as 90s, 30m, 24h or 2d"),
         ("x", "--within x: not a duration, as 90s, 30m, 24h or 2d"),
-        ("-3h", "--within -3h: not a duration, as 90s, 30m, 24h or 2d"),
+        ("-3h", "--within -3h: it cannot be negative"),
+        ("-3y", "--within -3y: not a duration, as 90s, 30m, 24h or 2d"),
         ("1y", "--within 1y: not a duration, as 90s, 30m, 24h or 2d"),
         ("inf", "--within inf: not a duration, as 90s, 30m, 24h or 2d"),
         ("24", "--within 24: of what? As 90s, 30m, 24h or 2d"),

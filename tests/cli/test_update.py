@@ -231,6 +231,11 @@ def test_a_controller_that_does_not_know_yet_is_asked_again(
         (("--code", "/"), "--code /: the whole machine is no code; a folder is needed"),
         (("--code", "new", "--within", "0"), "--within 0: what is to come at once is --urgent"),
         (("--code", "new", "--within", "soon"), "--within soon: not a duration, as 90s, 30m, 24h or 2d"),
+        (("--code", "new", "--within", "-3h"), "--within -3h: it cannot be negative"),
+        (("job", "--within", "-.5h", "--code", "new"), "--within -.5h: it cannot be negative"),
+        (("--code", "new", "--within=-3h"), "--within -3h: it cannot be negative"),
+        (("--code", "new", "--within", "--urgent"), "argument --within: expected one argument"),
+        (("--code", "new", "-3h"), "unknown flag -3h"),
         (("--code", "new", "--within", "1h", "--urgent"), "which of them?"),
     ],
 )

@@ -535,7 +535,7 @@ def test_a_roll_back_of_the_user_goes_to_the_newest_step_of_that_version_or_of_a
         assert runs(world) == 1
         attempt = world.state.active
         assert attempt is not None and attempt.started.resume == resumed
-        assert seen(world, "change-1")["because"] == "ann has asked for it; version 1 runs again"
+        assert seen(world, "change-1")["because"] == "ann has asked for it"
 
 
 def test_where_nothing_of_that_version_is_left_the_newest_step_is_taken() -> None:

@@ -2,7 +2,8 @@
 
 The sensors of the agent look for a few seconds, in threads of their own; what hangs is left behind. The exit code is
 that of monitoring plug-ins, so it can be a Slurm prolog, epilog or HealthCheckProgram as it is: 0 all well; 1 something
-is odd; 2 something is broken for certain; 3 nothing could be seen, or the command line was wrong.
+is odd; 2 something is broken for certain; 3 nothing could be seen, or the command line was wrong. What this machine has
+none of is well as part of all; whoever names it wants to know how it is, and that nobody can say.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Found(NamedTuple):
     status: int
     line: str
     signs: tuple[Sign, ...] = ()
+    absent: str = ""
+    """Why there is nothing to look at on this machine."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
     wanted = [name for group, names in GROUPS.items() if args.what in (group, "all") for name in names]
     sensors = [sensor for sensor in sensing.sensors_here(os.getcwd()) if sensor.name in wanted]
     found = look(sensors, args.seconds)
+    if args.what != "all":
+        found = as_named(found)
     status = worst(found)
     if args.json:
         print(json.dumps(_as_json(status, found)))
@@ -131,7 +136,16 @@ class _Watched(threading.Thread):
             return Found(name, UNKNOWN, f"no answer within {self._sensor.limit_s:g} s")
         if last.blind:
             return Found(name, UNKNOWN, f"cannot see: {last.blind}")
-        return Found(name, OK, f"none here: {last.absent}" if last.absent else last.last)
+        if last.absent:
+            return Found(name, OK, f"none here: {last.absent}", absent=last.absent)
+        return Found(name, OK, last.last)
+
+
+def as_named(found: Sequence[Found]) -> list[Found]:
+    """Of one group that was asked for: a machine that has nothing of that kind is not a machine where it is well."""
+    if not all(one.absent for one in found):
+        return list(found)
+    return [one._replace(status=UNKNOWN, line=f"nothing of that kind here: {one.absent}") for one in found]
 
 
 def worst(found: Sequence[Found]) -> int:

@@ -26,6 +26,8 @@ def of_flag(flag: str, text: str, *, at_once: str) -> float:
         if int(text):
             raise UsageError(f"{flag} {text}: of what? As 90s, 30m, 24h or 2d")
         found = 0.0
+    if found is None and text.startswith("-") and seconds(text[1:]) is not None:
+        raise UsageError(f"{flag} {text}: it cannot be negative")
     if found is None:
         raise UsageError(f"{flag} {text}: not a duration, as 90s, 30m, 24h or 2d")
     if found == 0:

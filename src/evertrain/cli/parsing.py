@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from evertrain.model.errors import UsageError
+
+_NO_VALUE = re.compile(r"argument (\S+): expected one argument\b")
+"""As argparse says it, for a value as well that begins with a minus and is no plain number."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,7 +38,8 @@ class Parser(argparse.ArgumentParser):
         """The flags; raises `UsageError` for whatever is wrong with them."""
         try:
             parsed, unknown = self.parse_known_args(words)
-        except UsageError:
+        except UsageError as error:
+            _refuse_negative(str(error), words)
             # a flag that nobody knows may be why a positional is missing
             self._refuse_unknown_flags(words)
             raise
@@ -83,6 +89,15 @@ def _terminal_width() -> int:
         return os.get_terminal_size().columns - 2
     except OSError:
         return 110
+
+
+def _refuse_negative(said: str, words: Sequence[str]) -> None:
+    """`--within -3h` is not a flag without its value."""
+    if (match := _NO_VALUE.match(said)) is None:
+        return
+    for flag, value in pairwise(words):
+        if flag in match[1].split("/") and re.match(r"-\.?\d", value):
+            raise UsageError(f"{flag} {value}: it cannot be negative")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -69,7 +69,7 @@ def _show(job: KnownJob, seen: Json) -> None:
         table.add_row(
             f"{'*' if version['runs'] else ' '} {version['version']}",
             version["digest"][:DIGEST] or "-",
-            narrate.day(version["time"]),
+            narrate.day(version["time"]) if version["time"] is not None else "-",
             version["author"] or "-",
             _from(version, seen["versions"]),
             _steps(version),
@@ -145,7 +145,7 @@ def _show_audit(job: KnownJob, entries: Sequence[Json]) -> None:
             narrate.day(one["time"]),
             one["act"],
             one["author"] or "-",
-            one["address"],
+            one["address"] or "-",
             one["outcome"],
             _LONG_DIGEST.sub(r"\1", one["detail"]),
         )

@@ -12,6 +12,7 @@ from evertrain.decide import changes
 from evertrain.decide.applying import fold
 from evertrain.decide.state import Attempt, Change, JobState
 from evertrain.model.code import Version
+from evertrain.model.records import ChangeAsked
 
 Json = dict[str, Any]
 
@@ -52,9 +53,24 @@ def left_behind(state: JobState) -> int | None:
 
 
 def audit(state: JobState) -> list[Json]:
-    """Who tried to have other code run, oldest first."""
+    """Who tried to have other code run, oldest first; what the job went back to by itself among them."""
     named = ("time", "act", "author", "address", "outcome", "detail")
-    return [{name: getattr(one, name) for name in named} for one in state.audits]
+    asked = [{name: getattr(one, name) for name in named} for one in state.audits]
+    by_itself = [_by_itself(one.asked) for one in state.changes.values() if one.asked.incident is not None]
+    return sorted([*asked, *by_itself], key=lambda one: float(one["time"]))
+
+
+def _by_itself(asked: ChangeAsked) -> Json:
+    """Nobody has to write it down a second time: an incident led there."""
+    detail = f"version {asked.version}: {asked.reason}"
+    return {
+        "time": asked.time,
+        "act": asked.act,
+        "author": asked.author,
+        "address": "",
+        "outcome": "done",
+        "detail": detail,
+    }
 
 
 def versions_of(database: Path) -> Json:
@@ -72,7 +88,9 @@ def audit_of(database: Path) -> list[Json]:
 def _version(state: JobState, version: Version) -> Json:
     ran = [attempt for attempt, number in state.ran.items() if number == version.number]
     led_here = [one for one in state.changes.values() if one.asked.version == version.number]
-    made, newest = (led_here[0], led_here[-1]) if led_here else (None, None)
+    newest = led_here[-1] if led_here else None
+    # what the job began with no change has made, also where one has led back to it
+    made = led_here[0] if led_here and version.parent is not None else None
     steps = [step for attempt in ran for step in _steps(state, attempt)]
     proven = state.proven.get(version.number)
     is_live = state.ended is None and state.run is not None
@@ -94,7 +112,7 @@ def _version(state: JobState, version: Version) -> Json:
         "attempts": ran,
         "first_step": min(steps, default=None),
         "last_step": max(steps, default=None),
-        "time": made.asked.time if made is not None else None,
+        "time": made.asked.time if version.time is None and made is not None else version.time,
         "author": made.asked.author if made is not None else "",
         "reason": made.asked.reason if made is not None else "",
         "outcome": _outcome(state, newest) if newest is not None else "",
@@ -196,7 +214,6 @@ def _because(state: JobState, found: Change) -> str:
         return f"the job ended before: {state.ended.message}"
     undone = _undone_by(state, found)
     if undone is not None:
-        why = undone.asked.reason or f"{undone.asked.author or 'somebody'} has asked for it"
-        return f"{why}; version {undone.asked.version} runs again"
+        return undone.asked.reason or f"{undone.asked.author or 'somebody'} has asked for it"
     proven = state.proven.get(found.asked.version)
     return proven.because if proven is not None and found.attempt is not None else ""

@@ -200,11 +200,15 @@ class Conductor:
         return None
 
     def knows_change(self, name: str) -> bool:
-        """Whether it has been asked for before: whoever got no answer asks again."""
-        return name in self._noted().changes
+        """Whether it has been asked for before, by itself or with a restart: whoever got no answer asks again."""
+        state = self._noted()
+        return name in state.changes or any(one.asked.restart == name for one in state.restarts)
 
     def audit(self, record: Audited) -> None:
-        """Write down that somebody tried to change the code, well or not."""
+        """Write down that somebody tried to change the code, well or not. The same archive, sent again, is one try."""
+        is_upload = record.act == "upload" and record.outcome == "done"
+        if is_upload and any(replace(one, time=record.time) == record for one in self._noted().audits):
+            return
         self._inbox.append(replace(record, time=self.now()))
         self._wake.set()
 
@@ -306,8 +310,9 @@ class Conductor:
             return []
         code, problem = self.code.captured
         given, source = self._spec.command.args, self._spec.code_root
-        version = changes.kept_own(self._state, code, problem, given, source)
-        return [VersionKept(time=self.now(), version=version, is_own=True)]
+        now = self.now()
+        version = changes.kept_own(self._state, code, problem, given, source, now)
+        return [VersionKept(time=now, version=version, is_own=True)]
 
     async def _commit(self, records: list[AnyRecord]) -> None:
         await self._store.append(records)

@@ -83,7 +83,9 @@ def test_half_a_line_waits_for_its_end(tmp_path: Path, heard: Heard) -> None:
         file.flush()
         assert looks.look(2.0).signs == ()
         file.write("off the bus\n")
-    assert [sign.evidence for sign in looks.look(3.0).signs] == ["NVRM: fallen off the bus"]
+    seen = looks.look(3.0)
+    assert [sign.evidence for sign in seen.signs] == ["NVRM: fallen off the bus"]
+    assert seen.last == "1 message"
 
 
 def test_a_fifo_whose_writers_come_and_go(tmp_path: Path, heard: Heard) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from evertrain.model.sensing import KernelMessage, Seen, Sign
+from evertrain.model.words import counted
 
 VARIABLE = "EVERTRAIN_KMSG"
 """Names another file or fifo to read, for drills and tests: lines as `dmesg` prints them, or as /dev/kmsg has them."""
@@ -70,7 +71,7 @@ class KernelSensor:
         self._is_first = self._is_first and not is_at_end
         signs = tuple(self._rules(messages)) if messages else ()
         overwritten = f"; {lost} times some were overwritten unread" if lost else ""
-        return Seen(signs=signs, last=f"{self._read} messages{overwritten}")
+        return Seen(signs=signs, last=f"{counted(self._read, 'message')}{overwritten}")
 
     def close(self) -> None:
         if self._log is not None:

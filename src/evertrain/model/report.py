@@ -245,6 +245,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """That hold, or were seen within the last minutes."""
     unreachable: tuple[str, ...] = ()
     """Of the nodes that it tries (`Desired.peers`), those that answered before and do not any more."""
+    gpus_held: str = ""
+    """Which process of an attempt that is over is still on a GPU: until it has gone no other attempt may start here."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -336,6 +338,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     """With `shutdown`: how the job ended."""
     read_pages_s: float = 0.1
     heartbeat_s: float = 1.0
+    gpu_wait_s: float = 30.0
+    """So long processes of an attempt that is over are waited for that are still on a GPU."""
     eager: bool = False
     """Report every change of a page at once: something waits for a step."""
     round: RoundOrder | None = None

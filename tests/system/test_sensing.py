@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 
 from conftest import StartJob
 from support import jobs, machines
+from support.jobs import SCRIPTS, Json
 from support.machines import Machine
+from support.nvml import FakeNvml, build
 from support.waiting import eventually
 
 NO_MACHINES = machines.why_not()
@@ -98,3 +101,56 @@ def test_a_gpu_that_falls_off_the_bus_costs_its_node_the_place_within_five_secon
     assert any("fallen off the bus" in line for line in incident["evidence"])
     (job.folder / "over").touch()
     assert job.wait() == 0
+
+
+WITH_A_CHILD = """
+import os, runpy, subprocess, sys
+if os.environ["RANK"] == "0":
+    child = subprocess.Popen(["sleep", "600"])
+    with open("child.new", "w") as file:
+        file.write(str(child.pid))
+    os.replace("child.new", f"child-{os.environ['TORCHELASTIC_RESTART_COUNT']}")
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to build the library in NVIDIA's place")
+def test_a_start_waits_for_what_a_killed_rank_has_left_on_a_gpu_and_not_for_ever(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(WITH_A_CHILD)
+    (tmp_path / "config.yaml").write_text("agent: {gpu_wait_s: 4.0}\n")
+    (tmp_path / "nvml").mkdir()
+    nvml = FakeNvml(build(tmp_path / "nvml"), tmp_path, gpus=1)
+    job = start_job(
+        "script.py", flags=["--config", "config.yaml"], environment=nvml.environment,
+        args=[SCRIPTS / "train.py", "--until", "over", "--steps", "100000"],
+    )  # fmt: skip
+
+    def leave_on_gpu(attempt: int) -> int:
+        """The child of rank 0 computes, the sensor has seen it, and the rank is killed; its pid."""
+        job.wait_for_attempt(attempt)
+        child = int(job.wait_for_file(f"child-{attempt - 1}").read_text())
+        nvml.set(0, pid=child)
+        job.wait_until(lambda status: f"process {child}" in _last(status, "gpu"), "the sensor has seen it")
+        job.kill_rank(0)
+        return child
+
+    child = leave_on_gpu(1)
+    held = f"node-0: the start waits: process {child} of attempt 1 on GPU 0 (0000:10:00.0) is still there"
+    assert job.wait_until(lambda status: held in status["message"], "it waits")["attempt"] == 1
+    nvml.set(0, pid=0)
+    job.wait_for_attempt(2)
+    assert "gpu_occupied" not in (job.job_dir / "logs" / "controller.log").read_text()
+    child = leave_on_gpu(2)
+    job.wait_until(lambda status: f"process {child} of attempt 2 on GPU 0" in status["message"], "it waits again")
+    # the driver goes on listing it, although nothing of it is left
+    job.wait_for_attempt(3)
+    log = (job.job_dir / "logs" / "controller.log").read_text()
+    assert "gpu_occupied" in log and f"process {child} of attempt 2" in log
+    (job.folder / "over").touch()
+    assert job.wait() == 0
+
+
+def _last(status: Json, sensor: str) -> str:
+    return str(next((one["last"] for one in status["sensors"] if one["name"] == sensor), ""))

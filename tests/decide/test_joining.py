@@ -17,7 +17,7 @@ from evertrain.model import records as r
 from evertrain.model.config import Config, MachinesConfig
 from evertrain.model.decisions import Enlist, Evict, NodeFault, WaitForNodes
 from evertrain.model.records import AnyRecord
-from evertrain.model.report import NodeReport
+from evertrain.model.report import Check, NodeReport, SelfCheck
 from evertrain.model.spec import Seats
 from support.world import World
 
@@ -42,7 +42,11 @@ def here(*nodes: str, gone: tuple[str, ...] = (), owner_gone: tuple[str, ...] = 
     """`nodes` are connected, `gone` were."""
     return Picture(
         {
-            node: NodePicture(NodeReport(node=node, owner_gone=node in owner_gone), node in nodes, BEGAN)
+            node: NodePicture(
+                NodeReport(node=node, owner_gone=node in owner_gone, self_check=SelfCheck(number=-1, checks=())),
+                node in nodes,
+                BEGAN,
+            )
             for node in (*nodes, *gone)
         }
     )

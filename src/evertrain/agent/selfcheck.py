@@ -113,7 +113,7 @@ async def run(
         _named("disk", _in_thread(lambda: _disk(spec.disk_dir))),
         _named("memory", _in_thread(_memory)),
         _named("cpu", _in_thread(_cpu)),
-        *(_named(group, _in_thread(partial(_inspect, inspection, group))) for group in GROUPS),
+        *(_named(group, _in_thread(partial(_inspect, inspection, group), is_short=True)) for group in GROUPS),
     ]
     if keeper is not None:
         checks.insert(0, _named("keeper", _keeper_is_ready(keeper, spec.python)))
@@ -137,9 +137,10 @@ def _crashed(error: Exception) -> str:
     return f"the check itself failed: {type(error).__name__}: {error}; see the agent's log"
 
 
-async def _in_thread(check: Callable[[], Done], limit_s: float = LIMIT_S) -> Done:
+async def _in_thread(check: Callable[[], Done], limit_s: float = LIMIT_S, *, is_short: bool = False) -> Done:
     def work() -> Done:
-        give_way()
+        if not is_short:
+            give_way()
         return check()
 
     try:

@@ -45,7 +45,9 @@ GPUS, NODE = 8, "node"
 ADDRESS, PORT = "10.79.0.1", 29479
 INSIDE = "EVERTRAIN_BENCHMARK_INSIDE"
 """Set where the network and the mounts are this benchmark's own."""
-START_LIMIT_S, SIGNAL_LIMIT_S, SETTLE_S = 90.0, 60.0, 12.0
+START_LIMIT_S, SIGNAL_LIMIT_S, SETTLE_S = 120.0, 60.0, 12.0
+UNDER_WAY_S = 25.0
+"""So long all sensors have looked and steps were done before the first fault: a job that is under way."""
 QUEUE = 97
 """Packets that fit into a tap before it drops some."""
 
@@ -170,7 +172,7 @@ class Job:
             self._process.wait()
 
     def _looks(self) -> bool:
-        """Whether each sensor that has something to look at has looked twice, so that it knows what is usual."""
+        """Whether the job is under way, so that each sensor knows what is usual."""
         if self._process.poll() is not None:
             raise NotSeen(f"the job has ended; see {self.folder}")
         status = self._status()
@@ -178,7 +180,7 @@ class Job:
         looked = sensors and all(one["starting"] == 0 for one in sensors.values())
         if not looked or not status.get("step"):
             self._since = time.monotonic()
-        return bool(looked) and time.monotonic() - self._since > SETTLE_S
+        return bool(looked) and time.monotonic() - self._since > UNDER_WAY_S
 
     def _status(self) -> Json:
         asked = [BIN / "evertrain", "status", "--job=sensors", "--json"]

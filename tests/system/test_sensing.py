@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -154,3 +157,48 @@ def test_a_start_waits_for_what_a_killed_rank_has_left_on_a_gpu_and_not_for_ever
 
 def _last(status: Json, sensor: str) -> str:
     return str(next((one["last"] for one in status["sensors"] if one["name"] == sensor), ""))
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to build the library in NVIDIA's place")
+def test_a_slow_nvml_and_an_exporter_that_has_gone_are_blind_and_nothing_is_done(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    (tmp_path / "nvml").mkdir()
+    nvml = FakeNvml(build(tmp_path / "nvml"), tmp_path, gpus=1)
+    with exporter() as url:
+        environment = {**nvml.environment, "EVERTRAIN_DCGM_URL": url}
+        job = start_job("train.py", nproc=1, args=["--until", "over", "--steps", "100000"], environment=environment)
+        both = {"gpu", "dcgm"}
+        job.wait_until(lambda status: both <= _sensors(status, "ok"), "both see")
+    nvml.set(0, delay_ms=3200)
+    status = job.wait_until(lambda status: both <= _sensors(status, "blind"), "both are blind")
+    said = "\n".join(status["blind"])
+    assert "node-0: gpu: " in said and "node-0: dcgm: " in said
+    job.wait_for_step(status["step"] + 100)
+    (job.folder / "over").touch()
+    assert job.wait() == 0
+    assert job.incidents() == [] and job.status()["attempt"] == 1
+    assert "SignalRaised" not in (job.job_dir / "logs" / "controller.log").read_text()
+
+
+def _sensors(status: Json, state: str) -> set[str]:
+    return {one["name"] for one in status["sensors"] if one[state]}
+
+
+@contextmanager
+def exporter() -> Iterator[str]:
+    """Answers as dcgm-exporter does, until the block is left."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="0",UUID="GPU-0000"} 0.5\n')
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
+        server.shutdown()

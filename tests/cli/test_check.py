@@ -87,6 +87,30 @@ def test_what_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert said["status"] == "ok" and [one["name"] for one in said["checks"]] == ["network"]
 
 
+def test_a_group_that_is_named_has_to_be_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = {"gpu": ABSENT, "dcgm": Seen(absent="nobody listens"), "host": WELL, "network": ABSENT}
+    monkeypatch.setattr(sensing, "sensors_here", lambda folder: [Fake(name, seen) for name, seen in here.items()])
+
+    def lines(*words: str, code: int) -> list[str]:
+        assert main(["check", *words, "--seconds", "0.1"]) == code
+        return capsys.readouterr().out.splitlines()
+
+    assert lines("gpu", code=3) == [
+        "UNKNOWN - gpu: gpu: nothing of that kind here: no driver; dcgm: nothing of that kind here: nobody listens",
+        "gpu: UNKNOWN: nothing of that kind here: no driver",
+        "dcgm: UNKNOWN: nothing of that kind here: nobody listens",
+    ]
+    assert lines("network", code=3)[0] == "UNKNOWN - network: network: nothing of that kind here: no driver"
+    said: dict[str, Any] = json.loads(lines("gpu", "--json", code=3)[0])
+    assert (said["status"], said["checks"][0]["status"]) == ("unknown", "unknown")
+    # as part of all there is nothing odd about it
+    assert "gpu: OK: none here: no driver" in lines(code=0) == lines("all", code=0)
+    here["dcgm"] = WELL
+    assert lines("gpu", code=0)[1] == "gpu: OK: none here: no driver", "one of the two sees them"
+
+
 def test_bad_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "disk"]) == 3, "a scheduler must not take a typing error for a broken machine"
     assert main(["check", "--seconds", "0"]) == 3

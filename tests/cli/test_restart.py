@@ -36,8 +36,8 @@ def code(tmp_path: Path) -> Path:
 
 def done(**different: Any) -> Json:
     usual = {
-        "restart": "r", "from_step": None, "verify": None, "args": None, "env": [], "back": True, "attempt": 2,
-        "resume": 40, "seconds": 0.51, "verified": None, "ended": None,
+        "restart": "r", "from_step": None, "verify": None, "args": None, "env": [], "brings": None, "back": True,
+        "attempt": 2, "resume": 40, "seconds": 0.51, "verified": None, "ended": None,
     }  # fmt: skip
     return {**usual, **different}
 
@@ -106,6 +106,32 @@ def test_code_that_is_rolled_back_ends_the_waiting(
     assert refused(capsys, "--code", code) == (
         1, "job job: version 2 failed: rank 0: nan; rolled back to version 1, training goes on"
     )  # fmt: skip
+
+
+def test_an_update_that_a_plain_restart_takes_along_and_that_fails_is_no_success(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.answers["GET /v1/restart/"] = [(200, done(brings="theirs", attempt=4))]
+    served.answers["GET /v1/changes/theirs"] = [
+        (200, change(change="theirs", back=False)),  # it has come to its loop, and to no step yet
+        (200, change(change="theirs", outcome="rolled_back", because="rank 0: nan", attempt=4, back=False)),
+    ]
+    served.answers["GET /v1/versions"] = [(200, {"versions": [version()], "changes": []})]
+    assert refused(capsys) == (1, "job job: version 2 failed: rank 0: nan; rolled back to version 1, training goes on")
+    assert len(served.of("GET", "/v1/changes/theirs")) == 2
+
+
+def test_an_update_that_a_plain_restart_takes_along_has_to_do_a_step(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.answers["GET /v1/restart/"] = [(200, done(brings="theirs", attempt=4))]
+    served.answers["GET /v1/changes/theirs"] = [(500, {}), (200, change(back=False)), (200, change())]
+    assert said(capsys) == ["job job restarted: attempt 4 resumed from step 40 in 0.5 s"]
+    assert len(served.of("GET", "/v1/changes/theirs")) == 3
+    # its own first attempt was lost to something else
+    served.answers["GET /v1/restart/"] = [(200, done(brings="theirs", attempt=5))]
+    served.answers["GET /v1/changes/theirs"] = [(200, change(back=False))]
+    assert said(capsys) == ["job job restarted: attempt 5 resumed from step 40 in 0.5 s"]
 
 
 def test_without_the_code_token(served: Served, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,11 @@ def test_the_table(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_a_time_that_is_not_known_is_not_now(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    served.answers["GET /v1/versions"] = [(200, {"versions": [version(time=None, author="")], "changes": []})]
+    assert columns(said(capsys).splitlines()[1])[2:5] == ["-", "-", "/home/ann/train"]
+
+
 def test_the_same_code_with_other_arguments_says_which(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     other = [version(), version(2, digest="1" * 64, args=["--lr", "a b"], env=["SEED"], runs=False)]
     served.answers["GET /v1/versions"] = [(200, {"versions": other, "changes": []})]

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from evertrain.controller import change_routes
 from evertrain.controller.conductor import Conductor
-from evertrain.decide.changes import Wish
+from evertrain.decide.changes import Refusal, Wish
 from evertrain.model.code import Code, Diff
 from evertrain.model.records import Audited
 from support.world import World
@@ -21,13 +21,20 @@ class Store:
     def known(self, digest: str) -> Code:
         return Code(digest=digest, files=1, bytes=1)
 
+    def script_in(self, digest: str) -> str | None:
+        return None if digest.startswith("no script") else "src/train.py"
+
     async def difference(self, before: str, after: str) -> Diff:
         return Diff(changed=(before, after), files=1)
 
 
-async def differs(world: World, wish: Wish, digest: str = "") -> Diff:
+async def completed(world: World, wish: Wish, digest: str) -> Wish | Refusal:
     conductor = cast(Conductor, SimpleNamespace(code=Store(), state=world.state))
-    whole = await change_routes.with_code(conductor, wish, digest)
+    return await change_routes.with_code(conductor, wish, digest)
+
+
+async def differs(world: World, wish: Wish, digest: str = "") -> Diff:
+    whole = await completed(world, wish, digest)
     assert isinstance(whole, Wish)
     return whole.diff
 
@@ -71,3 +78,22 @@ async def test_a_roll_back_without_a_version_says_as_well_what_it_changes() -> N
     world = running()
     found = await differs(world, Wish(change="c", act="rollback"))
     assert found.changed == ("second", "own")
+
+
+async def test_a_folder_without_the_script_is_refused_where_the_users_own_has_it() -> None:
+    wish = Wish(change="c", act="update", source="/home/ann/new")
+    refused = await completed(running(), wish, "no script")
+    assert refused == Refusal(
+        "/home/ann/new has no src/train.py, which is the script that the job runs; give a folder that can take the "
+        "place of /src",
+        wrong_usage=True,
+    )
+    # the script was never part of the code: `--code` of the run names a library
+    elsewhere = World()
+    elsewhere.turns()
+    elsewhere.capture("no script of its own")
+    assert isinstance(await completed(elsewhere, wish, "no script"), Wish)
+    # its own files were not captured: nobody knows
+    unknown = World()
+    unknown.turns()
+    assert isinstance(await completed(unknown, wish, "no script"), Wish)

@@ -273,6 +273,35 @@ async def test_an_archive_is_verified_once_for_as_long_as_it_is_the_same_file(
     assert later.known(made.digest) is None
 
 
+@pytest.mark.parametrize(
+    ("target", "held"),
+    [
+        ("train.py", "train.py"), ("{root}/model/../train.py", "train.py"), ("{link}/train.py", "train.py"),
+        ("{root}/model/__init__.py", "model/__init__.py"), ("{root}/old.py", None), ("/elsewhere/train.py", None),
+    ],
+)  # fmt: skip
+async def test_where_the_script_lies_in_a_version(
+    tmp_path: Path, project: Path, other: tuple[Code, bytes], monkeypatch: pytest.MonkeyPatch, target: str,
+    held: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(project)
+    (tmp_path / "link").symlink_to(project)
+    command = Command(kind="script", target=target.format(root=project, link=tmp_path / "link"))
+    store = CodeStore(spec(tmp_path, command=command), lambda: None)
+    found, _ = await captured(store)
+    assert found is not None
+    made, content = other
+    await store.put(made.digest, pieces(content))
+    assert store.script_in(found.digest) == held
+    assert store.script_in(made.digest) == ("train.py" if held == "train.py" else None)
+    later = CodeStore(spec(tmp_path, command=command), lambda: None)
+    assert later.script_in(made.digest) == store.script_in(made.digest)
+    module = CodeStore(spec(tmp_path, command=Command(kind="module", target="train.py")), lambda: None)
+    assert module.script_in(found.digest) is None
+    with pytest.raises(ArchiveError):
+        module.script_in("0" * 64)
+
+
 async def test_what_is_different_between_two_versions(store: CodeStore, other: tuple[Code, bytes]) -> None:
     made, content = other
     await store.put(made.digest, pieces(content))

@@ -62,3 +62,34 @@ def test_a_step_that_is_on_disk_has_been_seen() -> None:
     state = fold([RUN, ATTEMPT, ended, r.Flushed(time=5.0, step=15)])
     status = views.status(state, Picture(), job="j", now=6.0)
     assert (status["step"], status["step_kind"]) == (15, "absolute")
+
+
+def test_a_restart_says_which_change_came_with_it() -> None:
+    world = World()
+    world.turns()
+    world.capture()
+    world.train(3)
+
+    def brings(name: str, change: str | None = None, **own: object) -> object:
+        """What a restart brings, once its attempt has started; before that nobody knows."""
+        if change is not None:
+            world.change("second", change, within_s=600)
+        if own:
+            world.change(None, name, act="restart", **own)
+        assert world.state.attempt is not None
+        world.write(r.RestartRequested(time=world.now, restart=name, attempt=world.state.attempt.number))
+        before = views.restart(world.state, name)
+        assert before is not None and before["brings"] is None
+        world.turns()
+        world.train(3)
+        world.turns()
+        after = views.restart(world.state, name)
+        assert after is not None and after["back"]
+        return after["brings"]
+
+    assert brings("plain") is None
+    assert brings("takes-along", "waited") == "waited"
+    assert brings("own", args=("--lr", "3")) == "own"
+    assert brings("again") is None, "it has come before"
+    earlier = views.restart(world.state, "takes-along")
+    assert earlier is not None and earlier["brings"] == "waited"

@@ -323,7 +323,7 @@ class World:
     def capture(self, content: str = "own", *args: str) -> None:
         """The user's files are captured."""
         code = Code(digest=content, files=1, bytes=1)
-        version = changes.kept_own(self.state, code, "", args, "/src")
+        version = changes.kept_own(self.state, code, "", args, "/src", self.now)
         self.write(VersionKept(time=self.now, version=version, is_own=True))
 
     def change(self, content: str | None, name: str = "", *, within_s: float = 0.0, **wish: object) -> str:

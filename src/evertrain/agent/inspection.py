@@ -32,6 +32,8 @@ class Found(NamedTuple):
     status: int
     line: str
     signs: tuple[Sign, ...] = ()
+    absent: str = ""
+    """Why there is nothing to look at on this machine."""
 
 
 def look(sensors: Sequence[Sensor], seconds: float) -> list[Found]:
@@ -118,4 +120,6 @@ class _Watched(threading.Thread):
             return Found(name, UNKNOWN, f"no answer within {self._sensor.limit_s:g} s")
         if last.blind:
             return Found(name, UNKNOWN, f"cannot see: {last.blind}")
-        return Found(name, OK, f"none here: {last.absent}" if last.absent else last.last)
+        if last.absent:
+            return Found(name, OK, f"none here: {last.absent}", absent=last.absent)
+        return Found(name, OK, last.last)

@@ -2,7 +2,8 @@
 
 The sensors of the agent look for a few seconds, in threads of their own; what hangs is left behind. The exit code is
 that of monitoring plug-ins, so it can be a Slurm prolog, epilog or HealthCheckProgram as it is: 0 all well; 1 something
-is odd; 2 something is broken for certain; 3 nothing could be seen, or the command line was wrong.
+is odd; 2 something is broken for certain; 3 nothing could be seen, or the command line was wrong. What this machine has
+none of is well as part of all; whoever names it wants to know how it is, and that nobody can say.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
     wanted = [name for group, names in GROUPS.items() if args.what in (group, "all") for name in names]
     sensors = [sensor for sensor in sensing.sensors_here(os.getcwd()) if sensor.name in wanted]
     found = look(sensors, args.seconds)
+    if args.what != "all":
+        found = as_named(found)
     status = worst(found)
     if args.json:
         print(json.dumps(_as_json(status, found)))
@@ -56,6 +59,13 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
     return parser
+
+
+def as_named(found: Sequence[Found]) -> list[Found]:
+    """Of one group that was asked for: a machine that has nothing of that kind is not a machine where it is well."""
+    if not all(one.absent for one in found):
+        return list(found)
+    return [one._replace(status=UNKNOWN, line=f"nothing of that kind here: {one.absent}") for one in found]
 
 
 def worst(found: Sequence[Found]) -> int:

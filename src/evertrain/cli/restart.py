@@ -99,13 +99,23 @@ def _is_change(wish: Json) -> bool:
 
 
 def _wait(job: KnownJob, wish: Json, found: changes.Captured | None) -> Json:
-    """Until training is back, and what was to be verified is; raises where it has gone back to what ran before."""
+    """Until training is back, and what was to be verified is; raises where it has gone back to what ran before.
+
+    A restart takes an update along that waits for one, so what comes may be another's change.
+    """
     name = str(wish["restart"])
 
     def over(seen: Json) -> bool:
-        if _is_change(wish) and (change := changes.seen(job, name)) is not None and change["outcome"] in changes.FAILED:
+        brings = seen["brings"]
+        is_back = seen["back"] and (seen["verify"] is None or seen["verified"] is not None)
+        if brings is None and not _is_change(wish):
+            return bool(is_back)
+        change = changes.seen(job, brings or name)
+        if change is None:  # not known, or there was nothing to change
+            return bool(is_back and (brings is None or not look.lives(job)))
+        if change["outcome"] in changes.FAILED:
             raise TroubleError(changes.failure(job, change, VAIN))
-        return bool(seen["back"] and (seen["verify"] is None or seen["verified"] is not None))
+        return bool(is_back and _stays(change, seen["attempt"]))
 
     return waiting.until(
         job,
@@ -115,6 +125,11 @@ def _wait(job: KnownJob, wish: Json, found: changes.Captured | None) -> Json:
         from_log=lambda database: _from_log(database, name),
         what="restart",
     )
+
+
+def _stays(change: Json, attempt: int) -> bool:
+    """Whether ranks have done a step with it, or training is back with it in a later attempt than its first."""
+    return changes.is_back(change) or (change["attempt"] is not None and attempt > change["attempt"])
 
 
 def _from_log(database: Path, name: str) -> Json | None:

@@ -69,7 +69,7 @@ def _show(job: KnownJob, seen: Json) -> None:
         table.add_row(
             f"{'*' if version['runs'] else ' '} {version['version']}",
             version["digest"][:DIGEST] or "-",
-            narrate.day(version["time"]),
+            narrate.day(version["time"]) if version["time"] is not None else "-",
             version["author"] or "-",
             _from(version, seen["versions"]),
             _steps(version),

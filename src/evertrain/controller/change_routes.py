@@ -21,6 +21,7 @@ from evertrain.controller.conductor import Conductor
 from evertrain.decide import changes, rollback
 from evertrain.model.code import Code, Diff
 from evertrain.model.config import CodeConfig
+from evertrain.versions import names
 from evertrain.versions.errors import ArchiveError
 
 _log = logging.getLogger(__name__)
@@ -120,6 +121,8 @@ async def with_code(conductor: Conductor, wish: changes.Wish, digest: str) -> ch
         found = await aside("code", code.known, digest)
         if found is None:
             return changes.Refusal(f"no code with the digest {digest[:12]} has been sent", wrong_usage=True)
+        if (refusal := await _without_script(conductor, wish, digest)) is not None:
+            return refusal
     after = found or (target.code if target is not None else None) or (base.code if base is not None else None)
     diff = Diff()
     if runs is not None and runs.code is not None and after is not None and runs.code != after:
@@ -130,6 +133,22 @@ async def with_code(conductor: Conductor, wish: changes.Wish, digest: str) -> ch
         names = tuple(sorted(name for name in {*added, *runs.env} if added.get(name) != runs.env.get(name)))
         diff = msgspec.structs.replace(diff, args=given != runs.args, env=names)
     return msgspec.structs.replace(wish, code=found, diff=diff)
+
+
+async def _without_script(conductor: Conductor, wish: changes.Wish, digest: str) -> changes.Refusal | None:
+    """Where the user's own code has the script in it and the new one has not: no rank could begin with that."""
+    own = conductor.state.versions.get(conductor.state.own or 0)
+    if own is None or own.code is None:
+        return None
+    try:
+        script = await aside("code", conductor.code.script_in, own.code.digest)
+        if script is None or await aside("code", conductor.code.script_in, digest) is not None:
+            return None
+    except (ArchiveError, OSError) as error:
+        _log.warning("whether the new code has the script cannot be said: %s", error)
+        return None
+    line = f"{wish.source or 'the new code'} has no {names.shown(script)}, which is the script that the job runs"
+    return changes.Refusal(f"{line}; give a folder that can take the place of {own.source}", wrong_usage=True)
 
 
 async def _diff(code: CodeStore, before: str, after: str) -> Diff:

@@ -40,6 +40,8 @@ class CodeStore:
         self._folder = Path(spec.code_dir or f"{spec.run_dir}/code")
         self._verified: dict[str, tuple[tuple[int, ...], Code]] = {}
         """By digest: what it is, and which file it was found in."""
+        self._scripts: dict[str, str | None] = {}
+        """By digest: where the job's script lies in it."""
         self._differences: dict[tuple[str, str], asyncio.Future[Diff]] = {}
         self._own: set[str] = set()
         """Names of what is arriving; other such files were left behind."""
@@ -71,6 +73,15 @@ class CodeStore:
         except (ArchiveError, OSError) as error:
             _log.warning("%s cannot be used: %s", path, error)
             return None
+
+    def script_in(self, digest: str) -> str | None:
+        """Where the job's script lies in a version that is here; None: not in it. The first time: for a thread.
+
+        Raises ArchiveError, OSError.
+        """
+        if digest not in self._scripts:
+            self._verify(self.path(digest), digest)
+        return self._scripts[digest]
 
     async def put(self, digest: str, pieces: AsyncIterator[bytes]) -> Code:
         """Take in an archive. Raises ArchiveError, with one line, for what is not what it should be; OSError."""
@@ -121,7 +132,10 @@ class CodeStore:
         return code
 
     def _verify(self, path: Path, digest: str) -> Code:
-        return archive.check(path, digest, self._config).code
+        found = archive.check(path, digest, self._config)
+        held = {one.path for one in (*found.files, *found.links)}
+        self._scripts[digest] = next((path for path in _script(self._spec) if path in held), None)
+        return found.code
 
     async def _capture(self) -> None:
         try:
@@ -175,6 +189,15 @@ class CodeStore:
         except OSError as error:
             _log.warning("%s cannot be removed: %s", path, error)
         self._own.discard(path.name)
+
+
+def _script(spec: ControllerSpec) -> list[str]:
+    """Where the script may lie in the folder of the code: either may be named through links."""
+    if spec.command.kind != "script" or not spec.code_root:
+        return []
+    named = os.path.abspath(spec.command.target), os.path.abspath(spec.code_root)
+    real = os.path.realpath(named[0]), os.path.realpath(named[1])
+    return [os.path.relpath(script, root) for script, root in (named, real) if Path(script).is_relative_to(root)]
 
 
 def _identity(path: Path) -> tuple[int, ...]:

@@ -72,7 +72,9 @@ def audit_of(database: Path) -> list[Json]:
 def _version(state: JobState, version: Version) -> Json:
     ran = [attempt for attempt, number in state.ran.items() if number == version.number]
     led_here = [one for one in state.changes.values() if one.asked.version == version.number]
-    made, newest = (led_here[0], led_here[-1]) if led_here else (None, None)
+    newest = led_here[-1] if led_here else None
+    # what the job began with no change has made, also where one has led back to it
+    made = led_here[0] if led_here and version.parent is not None else None
     steps = [step for attempt in ran for step in _steps(state, attempt)]
     proven = state.proven.get(version.number)
     is_live = state.ended is None and state.run is not None
@@ -94,7 +96,7 @@ def _version(state: JobState, version: Version) -> Json:
         "attempts": ran,
         "first_step": min(steps, default=None),
         "last_step": max(steps, default=None),
-        "time": made.asked.time if made is not None else None,
+        "time": made.asked.time if version.time is None and made is not None else version.time,
         "author": made.asked.author if made is not None else "",
         "reason": made.asked.reason if made is not None else "",
         "outcome": _outcome(state, newest) if newest is not None else "",

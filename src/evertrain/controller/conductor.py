@@ -306,8 +306,9 @@ class Conductor:
             return []
         code, problem = self.code.captured
         given, source = self._spec.command.args, self._spec.code_root
-        version = changes.kept_own(self._state, code, problem, given, source)
-        return [VersionKept(time=self.now(), version=version, is_own=True)]
+        now = self.now()
+        version = changes.kept_own(self._state, code, problem, given, source, now)
+        return [VersionKept(time=now, version=version, is_own=True)]
 
     async def _commit(self, records: list[AnyRecord]) -> None:
         await self._store.append(records)

@@ -162,6 +162,7 @@ def restart(state: JobState, name: str) -> dict[str, Any] | None:
         # values may be secrets
         "env": list(change.diff.env) if change is not None else [],
         "version": change.version if change is not None else None,
+        "brings": _brought(state, asked.attempt),
         "back": attempt is not None,
         "attempt": attempt.number if attempt is not None else None,
         "resume": attempt.started.resume if attempt is not None else None,
@@ -169,6 +170,13 @@ def restart(state: JobState, name: str) -> dict[str, Any] | None:
         "verified": verified,
         "ended": state.ended.message if state.ended is not None else None,
     }
+
+
+def _brought(state: JobState, ended: int) -> str | None:
+    """The change, the restart's own or one that waited, that came with the first attempt after the one that `ended`."""
+    first = next((one.number for one in state.attempts if one.number > ended), None)
+    names = (name for name in state.run_changes if first is not None and state.changes[name].attempt == first)
+    return next(names, None)
 
 
 def job_state(state: JobState, live: bool = True) -> str:

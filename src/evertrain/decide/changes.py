@@ -142,11 +142,13 @@ def order(state: JobState, wanted: Prepared, config: CodeConfig) -> CodeOrder | 
 # -- what is asked for -----------------------------------------------------------------------------------------------
 
 
-def kept_own(state: JobState, code: Code | None, problem: str, given: tuple[str, ...], source: str) -> Version:
+def kept_own(
+    state: JobState, code: Code | None, problem: str, given: tuple[str, ...], source: str, now: float
+) -> Version:
     """The version that the files of this run are: one that is known, or a new one."""
     if code is not None and (known := _same(state, code, given, {})) is not None:
         return known
-    return Version(number=_next_number(state), code=code, problem=problem, source=source, args=given)
+    return Version(number=_next_number(state), code=code, problem=problem, source=source, args=given, time=now)
 
 
 def ask(state: JobState, wish: Wish, now: float) -> Refusal | list[AnyRecord]:
@@ -164,7 +166,7 @@ def ask(state: JobState, wish: Wish, now: float) -> Refusal | list[AnyRecord]:
             return Refusal(f"there is no version {wish.version}; `evertrain versions` lists them", wrong_usage=True)
         number = wish.version
     else:
-        version = _wanted(state, state.versions[base], wish)
+        version = _wanted(state, state.versions[base], wish, now)
         number = version.number
         if number not in state.versions:
             records.append(r.VersionKept(time=now, version=version))
@@ -192,14 +194,21 @@ def ask(state: JobState, wish: Wish, now: float) -> Refusal | list[AnyRecord]:
     return [*records, asked]
 
 
-def _wanted(state: JobState, base: Version, wish: Wish) -> Version:
+def _wanted(state: JobState, base: Version, wish: Wish, now: float) -> Version:
     code = base.code if wish.code is None else wish.code
     given = base.args if wish.args is None else wish.args
     added = {**base.env, **wish.env}
-    known = _same(state, code, given, added)
-    source = base.source if wish.code is None else wish.source
-    made = Version(number=_next_number(state), code=code, source=source, args=given, env=added, parent=base.number)
-    return made if known is None else known
+    if (known := _same(state, code, given, added)) is not None:
+        return known
+    return Version(
+        number=_next_number(state),
+        code=code,
+        source=base.source if wish.code is None else wish.source,
+        args=given,
+        env=added,
+        parent=base.number,
+        time=now,
+    )
 
 
 def _same(state: JobState, code: Code | None, given: tuple[str, ...], added: dict[str, str]) -> Version | None:

@@ -42,6 +42,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     """Added to the environment of the ranks."""
     parent: int | None = None
     """The version that it was made from; None: the job began with it."""
+    time: float | None = None
+    """When it came to be known; None: nobody wrote that down."""
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):

@@ -170,6 +170,7 @@ def test_a_slow_nvml_and_an_exporter_that_has_gone_are_blind_and_nothing_is_done
         job = start_job("train.py", nproc=1, args=["--until", "over", "--steps", "100000"], environment=environment)
         both = {"gpu", "dcgm"}
         job.wait_until(lambda status: both <= _sensors(status, "ok"), "both see")
+        job.wait_for_step(1)
     nvml.set(0, delay_ms=3200)
     status = job.wait_until(lambda status: both <= _sensors(status, "blind"), "both are blind")
     said = "\n".join(status["blind"])

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from evertrain.agent import selfcheck
+from evertrain.agent import selfcheck, sensing
 from evertrain.agent.selfcheck import SelfChecks
 from evertrain.model.copies import Peer
 from evertrain.model.report import Check, Desired
+from evertrain.model.sensing import Seen, Sign
 from evertrain.model.spec import AgentSpec
 
 READY = {"starter": {"wanted": "zygote", "mode": "zygote", "state": "ready", "reason": ""}}
@@ -59,7 +61,9 @@ async def only_failure(of: AgentSpec, *peers: Peer, **more: Any) -> Check:
 
 async def test_a_sound_node_passes_everything_and_keeps_nothing(folder: Path, peer: Peer) -> None:
     found = await checks(spec(folder), peer)
-    assert list(found) == ["keeper", "shared memory", "disk", "memory", "cpu", "reach"]
+    machine = ["shared memory", "disk", "memory", "cpu", "host", "gpu", "network"]
+    assert list(found) == ["keeper", *machine, "reach"]
+    assert "host: " in found["host"].detail and "gpu: " in found["gpu"].detail
     assert [check for check in found.values() if not check.passed] == []
     assert all(check.detail for check in found.values())
     assert list((folder / "shm").iterdir()) == list((folder / "disk").iterdir()) == []
@@ -180,6 +184,103 @@ async def test_a_check_that_breaks_is_a_failed_one(folder: Path, monkeypatch: py
     monkeypatch.setattr(selfcheck, "_memory", broken)
     found = await only_failure(spec(folder))
     assert found.name == "memory" and "the check itself failed: KeyError" in found.detail
+
+
+# -- what `evertrain check` looks at -----------------------------------------------------------------------------------
+
+
+class Fake:
+    """A sensor that sees what it is told to."""
+
+    period_s = 0.05
+
+    def __init__(self, name: str, seen: Seen, *, hangs: bool = False) -> None:
+        self.name, self.seen, self.hangs = name, seen, hangs
+        self.limit_s = 0.2 if hangs else 20.0
+        self.looks = 0
+        self.over = threading.Event()
+
+    def look(self, now: float) -> Seen:
+        self.looks += 1
+        if self.hangs:
+            self.over.wait(30)
+        return self.seen
+
+
+def sign(kind: str, evidence: str) -> Sign:
+    return Sign(key=kind, kind=kind, evidence=evidence, time=0.0)
+
+
+WELL = Seen(last="all well")
+LOST = Seen(signs=(sign("gpu_lost", "GPU 3 does not answer"),), last="7 GPUs")
+HOT = Seen(signs=(sign("gpu_hot", "GPU 3: 92 C"),), last="8 GPUs")
+
+
+@pytest.mark.parametrize(
+    ("seen", "passed", "is_odd", "detail"),
+    [
+        (WELL, True, False, "gpu: all well; dcgm: none here: no exporter"),
+        (Seen(absent="no NVIDIA driver on this node"), True, False, "none here: no NVIDIA driver"),
+        (HOT, True, True, "gpu: GPU 3: 92 C"),
+        (Seen(blind="NVML does not start"), True, True, "gpu: cannot see: NVML does not start"),
+        (LOST, False, False, "gpu: GPU 3 does not answer; see `evertrain check gpu` on this machine"),
+    ],
+    ids=["well", "absent", "odd", "blind", "broken"],
+)
+async def test_only_what_is_broken_for_certain_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seen: Seen, passed: bool, is_odd: bool, detail: str
+) -> None:
+    sensors = [Fake("gpu", seen), Fake("dcgm", Seen(absent="no exporter")), Fake("host", WELL), Fake("network", WELL)]
+    kernel = Fake("kernel", LOST)
+    monkeypatch.setattr(sensing, "sensors_of", lambda spec: [*sensors, kernel])
+    found = await checks(spec(folder))
+    assert (found["gpu"].passed, found["gpu"].is_odd) == (passed, is_odd) and detail in found["gpu"].detail
+    assert {name for name, check in found.items() if not check.passed} == (set() if passed else {"gpu"})
+    assert [one.looks for one in sensors] == [1, 1, 1, 1], "one look each: it is cheap"
+    assert kernel.looks == 0, "a fifo can be read by one only, and that is the agent's own sensor"
+
+
+async def test_a_sensor_that_hangs_passes_and_is_not_asked_again_before_it_is_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = Fake("gpu", LOST, hangs=True)
+    monkeypatch.setattr(sensing, "sensors_of", lambda spec: [hanging])
+    inspection = selfcheck.inspection_of(spec(folder))
+    for _ in range(3):
+        (gpu,) = [one for one in await selfcheck.run(spec(folder), None, (), inspection) if one.name == "gpu"]
+        assert gpu.passed and gpu.is_odd and "no answer within 0.2 s" in gpu.detail
+    assert hanging.looks == 1
+    hanging.hangs = False
+    hanging.over.set()
+
+    async def fails() -> bool:
+        return any(
+            one.name == "gpu" and not one.passed for one in await selfcheck.run(spec(folder), None, (), inspection)
+        )
+
+    async with asyncio.timeout(20.0):
+        while hanging.looks < 2:
+            failed = await fails()
+    assert failed, "it is back, and what it sees counts"
+
+
+async def test_the_self_checks_sensors_leave_the_agents_own_alone(folder: Path) -> None:
+    inspection = selfcheck.inspection_of(spec(folder))
+    for group in ("host", "gpu", "network"):
+        inspection.look(group)
+    assert list((folder / "shm").iterdir()) == []
+
+
+async def test_a_node_that_wants_to_join_tests_its_machine_alone_and_quickly(folder: Path) -> None:
+    changed = asyncio.Event()
+    made = SelfChecks(spec(folder), lambda: None, changed.set)
+    began = time.monotonic()
+    made.obey(Desired(job="job", term=1, check=-1))
+    assert await answered(made, changed) == -1
+    assert time.monotonic() - began < 5.0, "nobody waits for a keeper whose imports go on"
+    assert made.report is not None
+    machine = ["shared memory", "disk", "memory", "cpu", "host", "gpu", "network"]
+    assert [check.name for check in made.report.checks] == machine and made.report.failed == ()
 
 
 async def answered(made: SelfChecks, changed: asyncio.Event) -> int:

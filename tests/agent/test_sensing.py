@@ -14,7 +14,7 @@ import pytest
 
 from evertrain.agent import sensing
 from evertrain.agent.sensing import KEEP_S, MOST_SIGNS, Sensing
-from evertrain.model.sensing import Seen, Sign
+from evertrain.model.sensing import KernelMessage, Seen, Sign
 from evertrain.model.spec import AgentSpec
 
 SPEC = AgentSpec(
@@ -228,3 +228,14 @@ def test_a_sensor_that_cannot_be_loaded_is_blind(monkeypatch: pytest.MonkeyPatch
 def test_without_a_job_no_address_says_that_there_is_no_network(tmp_path: Path) -> None:
     [network] = [sensor for sensor in sensing.sensors_here(str(tmp_path)) if sensor.name == "network"]
     assert "stays on this machine" not in network.look(0.0).absent
+
+
+async def test_the_catalogue_is_there_before_the_first_message_and_not_at_the_start() -> None:
+    rules = sensing._KernelRules()
+    assert rules(()) == () and rules._rules is None
+    rules.load_later(0.01)
+    await until(lambda: rules._rules is not None, "it has been read")
+    before = rules._rules
+    line = "NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    (sign,) = rules([KernelMessage(key="kernel:boot:1", time=1.0, text=line)])
+    assert sign.kind == "xid_79" and rules._rules is before, "read once"

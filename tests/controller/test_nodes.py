@@ -64,11 +64,13 @@ def test_nodes_that_take_part() -> None:
 
 def test_the_last_self_check() -> None:
     world = training()
-    checks = (Check(name="memory", passed=True), Check(name="disk", passed=False, detail="3 % free: make room"))
+    odd = Check(name="gpu", passed=True, is_odd=True, detail="GPU 3: 92 C")
+    checks = (Check(name="memory", passed=True), odd, Check(name="disk", passed=False, detail="3 % free: make room"))
     report = NodeReport(node="node-2", self_check=SelfCheck(number=1, checks=checks))
     picture = replace(world.picture(), nodes={"node-2": NodePicture(report, True, 0.0)})
     found = node_views.nodes(world.state, picture, world.now)[2]["self_check"]
-    assert found == {"passed": False, "checks": 2, "failed": ["disk: 3 % free: make room"]}
+    failed, odd_ones = ["disk: 3 % free: make room"], ["gpu: GPU 3: 92 C"]
+    assert found == {"passed": False, "checks": 3, "failed": failed, "odd": odd_ones}
 
 
 def test_a_node_that_was_taken_out_is_out_when_training_is_back_without_it() -> None:

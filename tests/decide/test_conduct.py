@@ -72,6 +72,22 @@ def test_nothing_waits_ahead_where_memory_is_tight() -> None:
     assert world.running() == dict.fromkeys(range(4), 2)
 
 
+def test_no_attempt_starts_while_one_that_is_over_is_still_on_a_gpu_of_a_node() -> None:
+    world = running()
+    world.train()
+    world.turns()
+    world.nodes["node-1"].gpus_held = "process 102 of attempt 1 on GPU 0 is still there"
+    world.fail(2)
+    world.turns()
+    assert world.running() == {}
+    status = views.status(world.state, world.picture(), job="job", now=world.now)
+    assert status["message"] == "node-1: the start waits: process 102 of attempt 1 on GPU 0 is still there"
+    world.nodes["node-1"].gpus_held = ""
+    world.turns()
+    assert world.running() == dict.fromkeys(range(4), 2)
+    assert all(node.order is not None and node.order.gpu_wait_s == 30.0 for node in world.nodes.values())
+
+
 def test_a_killed_rank_is_named_and_training_resumes_at_the_newest_common_step() -> None:
     world = running()
     world.train(5)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from evertrain.decide import standbys
 from evertrain.decide.applying import apply, fold
 from evertrain.decide.conduct import decide
 from evertrain.decide.joining import Refusal, Wish, admit, arrivals, missing, node_name, settle
@@ -17,7 +18,7 @@ from evertrain.model import records as r
 from evertrain.model.config import Config, MachinesConfig
 from evertrain.model.decisions import Enlist, Evict, NodeFault, WaitForNodes
 from evertrain.model.records import AnyRecord
-from evertrain.model.report import NodeReport
+from evertrain.model.report import Check, NodeReport, SelfCheck
 from evertrain.model.spec import Seats
 from support.world import World
 
@@ -42,7 +43,11 @@ def here(*nodes: str, gone: tuple[str, ...] = (), owner_gone: tuple[str, ...] = 
     """`nodes` are connected, `gone` were."""
     return Picture(
         {
-            node: NodePicture(NodeReport(node=node, owner_gone=node in owner_gone), node in nodes, BEGAN)
+            node: NodePicture(
+                NodeReport(node=node, owner_gone=node in owner_gone, self_check=SelfCheck(number=-1, checks=())),
+                node in nodes,
+                BEGAN,
+            )
             for node in (*nodes, *gone)
         }
     )
@@ -55,6 +60,8 @@ class Door:
         self.now = BEGAN
         self.state = fold([*log, started(seats, **run)])
         self.present = {self.run.nodes[0]}
+        self.answers: dict[str, SelfCheck | None] = {}
+        """Of nodes that have not just passed their test."""
 
     @property
     def run(self) -> r.RunStarted:
@@ -63,7 +70,11 @@ class Door:
 
     @property
     def picture(self) -> Picture:
-        return here(*self.present)
+        seen = here(*self.present)
+        for node in self.answers.keys() & seen.nodes.keys():
+            answer, old = self.answers[node], seen.nodes[node]
+            seen.nodes[node] = replace(old, report=replace(old.report, self_check=answer))
+        return seen
 
     def ask(self, host: str = "second", **different: Any) -> r.NodeJoined | Refusal:
         answer = admit(self.state, self.picture, wish(host, **different), job="job", version="1.0", now=self.now)
@@ -490,6 +501,73 @@ def test_it_gives_up_with_a_line_that_names_who_is_there() -> None:
     assert isinstance(ended, r.JobEnded)
     assert (ended.state, ended.exit_code) == ("failed", 1)
     assert ended.message == ("2 of 3 nodes have come (first, second) within 700 s (machines.join_s)")
+
+
+BROKEN = SelfCheck(
+    number=-1, checks=(Check(name="cpu", passed=True), Check(name="gpu", passed=False, detail="GPU 3 is lost"))
+)
+
+
+def test_a_node_whose_machine_is_broken_gets_no_ranks_until_it_has_passed() -> None:
+    door = Door(Seats(2, 2))
+    door.answers["second"] = BROKEN
+    door.join()
+    door.now += 60.0
+    assert door.settle() == []
+    said = "second stays out, its self-check has failed: gpu: GPU 3 is lost"
+    assert missing(door.state, door.picture).endswith(
+        f"1 of 2 nodes are here (first); run the same command on the others; {said}"
+    )
+    door.answers["second"] = SelfCheck(number=-2, checks=())
+    assert door.order() == ("first", "second")
+
+
+def test_a_broken_node_does_not_keep_others_from_starting_and_is_named_where_it_does() -> None:
+    door = Door(Seats(2, 3))
+    door.join()
+    door.answers[door.join("third")] = BROKEN
+    door.now += CONFIG.last_call_s
+    assert door.order() == ("first", "second")
+    door = Door(Seats(2, 2))
+    door.answers[door.join()] = BROKEN
+    door.now += CONFIG.join_s
+    (ended,) = door.settle()
+    assert isinstance(ended, r.JobEnded) and ended.message.endswith("gpu: GPU 3 is lost")
+
+
+def test_a_node_that_has_just_come_is_given_a_moment_to_test_itself_and_no_more() -> None:
+    door = Door(Seats(2, 2))
+    door.answers["second"] = None
+    door.join()
+    assert door.settle() == []
+    door.now += 4.9
+    assert door.settle() == []
+    door.now += 0.2
+    assert door.order() == ("first", "second"), "who says nothing is not accused of anything"
+
+
+def test_whoever_wants_to_join_is_asked_about_its_machine_and_again_while_it_is_broken() -> None:
+    world = World(seats=Seats(2, 2))
+    world.turn()
+    assert asked(world, "node-0") == -1
+    world.turns(3, 61.0)
+    assert asked(world, "node-0") == -1, "what has been answered is not asked again"
+    world.join("second")
+    world.nodes["second"].disk_is_dead = True
+    world.turns(3)
+    broken = asked(world, "second")
+    assert broken < -1 and world.running() == {}
+    world.nodes["second"].disk_is_dead = False
+    world.turns(3)
+    assert asked(world, "second") == broken and world.running() == {}, "once in every period"
+    world.turns(3, 30.0)
+    world.turns()
+    assert world.running() == dict.fromkeys(range(4), 1)
+    assert asked(world, "second") == 0, "in training it is asked nothing"
+
+
+def asked(world: World, node: str) -> int:
+    return standbys.check_number(world.state, world.picture(), node, world.config, world.now)
 
 
 def test_what_is_waited_for_is_said_until_the_nodes_are_settled() -> None:

@@ -207,3 +207,22 @@ def test_a_standby_that_is_not_fit_has_nothing_run_ahead() -> None:
     job.turns()
     order = job.nodes["node-2"].order
     assert order is not None and order.early is None
+
+
+def test_what_is_odd_about_a_standby_is_said_and_fails_nothing() -> None:
+    job = world()
+    job.turn()
+    odd = Check(name="gpu", passed=True, is_odd=True, detail="gpu: GPU 3: 92 C")
+    job.nodes["node-2"].self_check = SelfCheck(number=1, checks=(Check(name="disk", passed=True), odd))
+    job.turns()
+    assert states(job) == ["joining", "standby"]
+    assert job.state.nodes["node-2"].because == "its self-check has passed; yet gpu: gpu: GPU 3: 92 C"
+
+
+def test_a_test_of_the_machine_alone_makes_no_standby() -> None:
+    job = world()
+    job.nodes["node-2"].self_check = SelfCheck(number=-1, checks=())
+    job.turn()
+    assert states(job) == ["joining"] and asked(job) == 1
+    job.turns()
+    assert states(job) == ["joining", "standby"]

@@ -137,6 +137,7 @@ class Node:
     """What its own sensors report."""
     address: str = "127.0.0.1"
     unreachable: tuple[str, ...] = ()
+    gpus_held: str = ""
 
 
 class World:
@@ -418,6 +419,7 @@ class World:
             signs=node.signs,
             address=node.address,
             unreachable=node.unreachable,
+            gpus_held=node.gpus_held,
         )
 
     def running(self) -> dict[int, int]:

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from evertrain.agent import commands, departure, environment
+from evertrain.agent.clearing import Clearing
 from evertrain.agent.controller_link import ControllerLink
 from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.machine import Machine
@@ -66,6 +67,7 @@ class Agent:
         sensors = sensors_of(spec)
         self._sensing = Sensing(spec, [*sensors, self._peers, self._trackers], self._wake_up)
         self._machine = Machine(sensors, self._metrics)
+        self._clearing = Clearing(self._machine.gpus, self._wake_up)
         self._order: Desired | None = None
         self._changed = False
         self._look_again = asyncio.Event()
@@ -101,6 +103,8 @@ class Agent:
         self._wake_up()
 
     def _report(self) -> Report:
+        # what says that an attempt is over says as well whether the next one may start
+        self._clearing.look(self._keeper.state, self._order)
         return Report(
             job=self._spec.job,
             run_id=self._spec.run_id,
@@ -115,8 +119,9 @@ class Agent:
                     code_failed=self._versions.failed,
                     code_problem=self._versions.problem,
                     sensors=self._sensing.sensors,
-                    signs=(*self._sensing.signs, *self._metrics.signs()),
+                    signs=(*self._sensing.signs, *self._metrics.signs(), *self._clearing.signs),
                     unreachable=self._peers.unreachable,
+                    gpus_held=self._clearing.held,
                 ),
                 self._zero,
             ),

@@ -20,7 +20,7 @@ class Machine:
 
     def __init__(self, sensors: Sequence[Sensor], metrics: Metrics) -> None:
         self._metrics = metrics
-        self._gpus = next((one for one in sensors if isinstance(one, GpuSensor)), None)
+        self.gpus = next((one for one in sensors if isinstance(one, GpuSensor)), None)
         self._ports = next((one for one in sensors if isinstance(one, NetworkSensor)), None)
         self._tensor_cores = next((one for one in sensors if isinstance(one, DcgmSensor)), None)
         self._gpus_seen: Sequence[GpuReading] = ()
@@ -29,7 +29,7 @@ class Machine:
 
     def look(self, now: float) -> None:
         """After `Metrics.look`."""
-        gpus = self._gpus.readings if self._gpus is not None else ()
+        gpus = self.gpus.readings if self.gpus is not None else ()
         ports = self._ports.readings if self._ports is not None else ()
         activity = self._tensor_cores.tensor if self._tensor_cores is not None else {}
         # sensors replace what they have read, each time they look; what is told twice would count twice

@@ -3,6 +3,9 @@
 Asked by number (`Desired.check`); the answer carries the number (`SelfCheck`). Each check runs in a thread of its own
 with a limit: one that hangs in the kernel, because a disk is dead, has failed and is left behind. What cannot be tried
 here is left out: that neither accuses nor acquits. Every detail says what was seen and, where it is wrong, what to do.
+
+What `evertrain check` looks at is part of it, except the kernel's log: the agent's own sensor reads that all the time,
+and what it finds is held against the node anyway. Only what is broken for certain fails the check.
 """
 
 from __future__ import annotations
@@ -13,10 +16,15 @@ import logging
 import os
 import subprocess
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
+from evertrain.agent import sensing
 from evertrain.agent.aside import aside
+from evertrain.agent.inspection import CRITICAL, GROUPS, OK, Inspection
 from evertrain.agent.node import TIGHT_BYTES
 from evertrain.agent.safekeeping import give_way
 from evertrain.model.copies import Peer
@@ -49,6 +57,10 @@ class Wrong(Exception):
     """A check that has not passed; the text is its detail."""
 
 
+class Odd(str):
+    """The detail of a check that has passed, and yet somebody should look."""
+
+
 class SelfChecks:
     """Answers the newest number that is asked."""
 
@@ -57,6 +69,7 @@ class SelfChecks:
         self._spec = spec
         self._keeper = keeper
         self._on_change = on_change
+        self._inspection = inspection_of(spec)
         self._running: asyncio.Task[None] | None = None
         self.report: SelfCheck | None = None
         """The newest that is over."""
@@ -64,12 +77,13 @@ class SelfChecks:
     def obey(self, order: Desired) -> None:
         """Begin to test this node, if that is asked and not answered. An order that was obeyed changes nothing."""
         answered = self.report.number if self.report is not None else 0
-        if order.check > 0 and order.check != answered and self._running is None:
+        if order.check != 0 and order.check != answered and self._running is None:
             self._running = asyncio.create_task(self._test(order.check, order.reach))
 
     async def _test(self, number: int, peers: tuple[Peer, ...]) -> None:
         try:
-            checks = await run(self._spec, self._keeper, peers)
+            keeper = self._keeper if number > 0 else None
+            checks = await run(self._spec, keeper, peers, self._inspection)
         except Exception as error:
             _log.exception("the self-check failed")
             checks = (Check(name="self-check", passed=False, detail=_crashed(error)),)
@@ -80,15 +94,29 @@ class SelfChecks:
         self._on_change()
 
 
-async def run(spec: AgentSpec, keeper: Callable[[], State | None], peers: tuple[Peer, ...]) -> tuple[Check, ...]:
-    """All checks beside each other."""
+def inspection_of(spec: AgentSpec) -> Inspection:
+    # without its folder in shared memory a sensor remembers nothing there: that belongs to the agent's own
+    without_memory = replace(spec, node_dir="")
+    return Inspection(lambda: [one for one in sensing.sensors_of(without_memory) if one.name != "kernel"])
+
+
+async def run(
+    spec: AgentSpec,
+    keeper: Callable[[], State | None] | None,
+    peers: tuple[Peer, ...],
+    inspection: Inspection | None = None,
+) -> tuple[Check, ...]:
+    """All checks beside each other. `keeper` None: only the machine is tested."""
+    inspection = inspection or inspection_of(spec)
     checks = [
-        _named("keeper", _keeper_is_ready(keeper, spec.python)),
         _named("shared memory", _in_thread(lambda: _shared_memory(spec.node_dir))),
         _named("disk", _in_thread(lambda: _disk(spec.disk_dir))),
         _named("memory", _in_thread(_memory)),
         _named("cpu", _in_thread(_cpu)),
+        *(_named(group, _in_thread(partial(_inspect, inspection, group), is_short=True)) for group in GROUPS),
     ]
+    if keeper is not None:
+        checks.insert(0, _named("keeper", _keeper_is_ready(keeper, spec.python)))
     if peers:
         checks.append(_named("reach", _reach(peers)))
     return tuple(await asyncio.gather(*checks))
@@ -96,7 +124,8 @@ async def run(spec: AgentSpec, keeper: Callable[[], State | None], peers: tuple[
 
 async def _named(name: str, check: Awaitable[str]) -> Check:
     try:
-        return Check(name=name, passed=True, detail=await check)
+        detail = await check
+        return Check(name=name, passed=True, detail=detail, is_odd=isinstance(detail, Odd))
     except Wrong as wrong:
         return Check(name=name, passed=False, detail=str(wrong))
     except Exception as error:  # a bug of ours, or something that nobody has thought of: the agent lives on
@@ -108,9 +137,10 @@ def _crashed(error: Exception) -> str:
     return f"the check itself failed: {type(error).__name__}: {error}; see the agent's log"
 
 
-async def _in_thread(check: Callable[[], Done], limit_s: float = LIMIT_S) -> Done:
+async def _in_thread(check: Callable[[], Done], limit_s: float = LIMIT_S, *, is_short: bool = False) -> Done:
     def work() -> Done:
-        give_way()
+        if not is_short:
+            give_way()
         return check()
 
     try:
@@ -233,6 +263,16 @@ def _compute() -> tuple[int, str]:
         number = (number * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
         chaos = 3.9 * chaos * (1.0 - chaos)
     return number, chaos.hex()
+
+
+def _inspect(inspection: Inspection, group: str) -> str:
+    """What `evertrain check` would say of this group now."""
+    found = inspection.look(group)
+    if broken := [f"{one.name}: {one.line}" for one in found if one.status == CRITICAL]:
+        raise Wrong(f"{'; '.join(broken)}; see `evertrain check {group}` on this machine")
+    odd = any(one.status != OK for one in found)
+    detail = "; ".join(f"{one.name}: {one.line}" for one in found if one.status != OK or not odd)
+    return Odd(detail) if odd else detail
 
 
 async def _reach(peers: tuple[Peer, ...]) -> str:

@@ -32,6 +32,7 @@ MOST_SIGNS = 128
 """That are told; the newest of all."""
 _JITTER = 0.1
 """Sensors of many agents on one machine must not all look at once."""
+_CATALOGUE_AFTER_S = 20.0
 _ABSENT_S = 60.0
 """What has nothing to look at is asked again so seldom."""
 
@@ -292,23 +293,36 @@ def _kernel(spec: AgentSpec) -> Sensor:
     # of several nodes on one machine each may have a log of its own
     environ = {name: value.replace("{node}", spec.node) for name, value in os.environ.items() if name == VARIABLE}
     memory = Path(spec.node_dir) / "kernel.json" if spec.node_dir else None
-    return KernelSensor(_KernelRules(), memory=memory, environ=environ)
+    rules = _KernelRules()
+    if memory is not None:
+        rules.load_later()
+    return KernelSensor(rules, memory=memory, environ=environ)
 
 
 class _KernelRules:
-    """The catalogue is large, and most kernels have nothing to say: it is read with the first message."""
+    """Half a second of CPU is not spent while a job starts; later on it would make the first message late."""
 
     def __init__(self) -> None:
         self._rules: KernelRules | None = None
+        self._lock = threading.Lock()
+
+    def load_later(self, after_s: float = _CATALOGUE_AFTER_S) -> None:
+        timer = threading.Timer(after_s, self._load)
+        timer.daemon = True
+        timer.start()
+
+    def _load(self) -> KernelRules:
+        with self._lock:
+            if self._rules is None:
+                from evertrain.detect.catalogue import build
+                from evertrain.detect.kernel import KernelRules
+                from evertrain.observe import rules
+
+                self._rules = KernelRules(build(rules.contents(()), ()))
+            return self._rules
 
     def __call__(self, messages: Sequence[KernelMessage]) -> tuple[Sign, ...]:
-        if self._rules is None and messages:
-            from evertrain.detect.catalogue import build
-            from evertrain.detect.kernel import KernelRules
-            from evertrain.observe import rules
-
-            self._rules = KernelRules(build(rules.contents(()), ()))
-        return self._rules(messages) if self._rules is not None else ()
+        return self._load()(messages) if messages else ()
 
 
 MAKERS: dict[str, Callable[[AgentSpec], Sensor]] = {

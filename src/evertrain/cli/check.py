@@ -11,40 +11,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
-import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
+from evertrain.agent.inspection import CRITICAL, GROUPS, OK, UNKNOWN, WARNING, Found, look
 from evertrain.cli.parsing import Parser
 from evertrain.model.errors import UsageError
 
-if TYPE_CHECKING:
-    from evertrain.agent.sensing import Sensor
-    from evertrain.model.sensing import Seen, Sign
-
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "host": ("host", "kernel"),
-    "gpu": ("gpu", "dcgm"),
-    "network": ("network",),
-}
-OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-_LEAST_PAUSE_S = 0.5
-_MOST_NAMED = 3
 
 Json = dict[str, Any]
-
-
-class Found(NamedTuple):
-    """What one sensor has come to."""
-
-    name: str
-    status: int
-    line: str
-    signs: tuple[Sign, ...] = ()
-    absent: str = ""
-    """Why there is nothing to look at on this machine."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,62 +59,6 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
     return parser
-
-
-def look(sensors: Sequence[Sensor], seconds: float) -> list[Found]:
-    """Have all of them look, again and again, for so long; each in a thread of its own."""
-    watched = [_Watched(sensor, time.monotonic() + seconds) for sensor in sensors]
-    for one in watched:
-        one.start()
-    for one in watched:
-        one.join(max(0.0, one.latest - time.monotonic()))
-    return [one.found() for one in watched]
-
-
-class _Watched(threading.Thread):
-    def __init__(self, sensor: Sensor, until: float) -> None:
-        super().__init__(name=f"check {sensor.name}", daemon=True)
-        self._sensor = sensor
-        self._until = until
-        self.latest = until + sensor.limit_s
-        """A look that begins at the last moment may take that long."""
-        self._seen: list[Seen] = []
-        self._trouble = ""
-
-    def run(self) -> None:
-        while True:
-            try:
-                self._seen.append(self._sensor.look(time.monotonic()))
-            except Exception as error:
-                self._trouble = f"the sensor itself failed: {type(error).__name__}: {error}"
-                return
-            pause_s = max(_LEAST_PAUSE_S, min(1.0, self._sensor.period_s))
-            if self._seen[-1].absent or time.monotonic() + pause_s > self._until:
-                return
-            time.sleep(pause_s)
-
-    def found(self) -> Found:
-        name = self._sensor.name
-        seen = list(self._seen)
-        signs = {sign.key: sign for one in seen for sign in one.signs}
-        last = seen[-1] if seen else None
-        if signs:
-            from evertrain.detect import readings
-
-            is_fault = any(readings.grade(sign.kind) == "fault" for sign in signs.values())
-            lines = [sign.evidence for sign in signs.values()]
-            more = f"; and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
-            line = "; ".join(lines[:_MOST_NAMED]) + more
-            return Found(name, CRITICAL if is_fault else WARNING, line, tuple(signs.values()))
-        if self._trouble:
-            return Found(name, UNKNOWN, self._trouble)
-        if last is None or self.is_alive():
-            return Found(name, UNKNOWN, f"no answer within {self._sensor.limit_s:g} s")
-        if last.blind:
-            return Found(name, UNKNOWN, f"cannot see: {last.blind}")
-        if last.absent:
-            return Found(name, OK, f"none here: {last.absent}", absent=last.absent)
-        return Found(name, OK, last.last)
 
 
 def as_named(found: Sequence[Found]) -> list[Found]:

@@ -115,7 +115,9 @@ def _spans(ranks: list[int]) -> str:
 def _check(check: Json | None) -> str:
     if check is None:
         return "-"
-    return f"passed ({check['checks']})" if check["passed"] else f"failed: {'; '.join(check['failed'])}"
+    if not check["passed"]:
+        return f"failed: {'; '.join(check['failed'])}"
+    return f"passed ({check['checks']})" + (f"; yet {'; '.join(check['odd'])}" if check["odd"] else "")
 
 
 # -- allow -----------------------------------------------------------------------------------------------------------

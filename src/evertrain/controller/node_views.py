@@ -96,6 +96,7 @@ def _self_check(picture: Picture, node: str) -> Json | None:
         "passed": not failed,
         "checks": len(report.self_check.checks),
         "failed": [f"{check.name}: {check.detail}" for check in failed],
+        "odd": [f"{check.name}: {check.detail}" for check in report.self_check.odd],
     }
 
 

@@ -333,6 +333,8 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
         return picture.problems[-1]
     for node in sorted(picture.nodes):
         report = picture.nodes[node].report
+        if report.gpus_held:
+            return f"{node}: the start waits: {report.gpus_held}"
         if problems := (*report.problems, *report.copy_problems):
             return f"{node}: {problems[-1]}"
         if report.early.state == "failed":

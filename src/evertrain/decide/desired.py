@@ -76,6 +76,7 @@ def desired(
         message=ended.message if ended is not None else "",
         read_pages_s=config.agent.read_pages_s,
         heartbeat_s=config.agent.heartbeat_s,
+        gpu_wait_s=config.agent.gpu_wait_s,
         eager=waits or state.active is None or state.active.resumed is None or bool(spec.faults),
         round=backup_round,
         fetches=fetches,

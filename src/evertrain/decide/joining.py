@@ -3,7 +3,8 @@
     `run` on a node ──join──▶ seat ──all seats taken──▶ settled: ranks are numbered, the first attempt may start
 
 The first node serves the job and has a seat from the start. A node keeps its place from run to run, because its disk
-holds the checkpoints of the ranks that it had. One whose `run` was ended and is called again gets its seat back.
+holds the checkpoints of the ranks that it had. One whose `run` was ended and is called again gets its seat back. Each
+tests its machine when it has come (`standbys.check_number`); one that is broken gets no ranks, and is tested again.
 
     settled and short of nodes: `run` on a node ──join──▶ known, its agent may speak ──the ladder enlists it──▶ standby
 
@@ -25,6 +26,8 @@ from evertrain.model.config import MachinesConfig
 from evertrain.model.records import AnyRecord
 from evertrain.model.spec import Seats
 
+_TESTS_S = 5.0
+"""So long a node that has come may take to test its machine; who says nothing is not accused of anything."""
 _ARRIVES_S = 10.0
 """From the seat to the first word of the agent; a seat that is silent for longer is free again."""
 
@@ -162,11 +165,14 @@ def settle(state: JobState, picture: Picture, config: MachinesConfig, now: float
     if run is None or run.seats is None or state.roster or state.closing:
         return []
     seats = run.seats
-    here = [node for node in state.known_nodes() if picture.connected(node)]
+    connected = [node for node in state.known_nodes() if picture.connected(node)]
+    here = [node for node in connected if not _unfit(picture, node)]
     out = state.kept_out()
     here.sort(key=lambda node: node in out)
     newest = max([run.time, *(seen.time for seen in state.joined.values())])
     if len(here) >= seats.all or (len(here) >= seats.least and now - newest >= config.last_call_s):
+        if any(_is_testing(picture, node, now) for node in here):
+            return []
         # one that was evicted trains where nobody else is there; it is no standby
         members = [*here[: seats.most], *(node for node in here[seats.most : seats.all] if node not in out)]
         standby = max(0, len(members) - seats.most)
@@ -175,6 +181,7 @@ def settle(state: JobState, picture: Picture, config: MachinesConfig, now: float
         return []
     named = f" ({', '.join(here)})" if here else ""
     message = f"{len(here)} of {seats.all} nodes have come{named} within {now - run.time:.0f} s (machines.join_s)"
+    message += _kept_out(picture, connected)
     return [r.JobEnded(time=now, state="failed", exit_code=1, message=message)]
 
 
@@ -182,12 +189,30 @@ def missing(state: JobState, picture: Picture) -> str:
     """What the start waits for, in words; empty when the nodes are settled."""
     if state.run is None or state.run.seats is None or state.roster:
         return ""
-    here = [node for node in state.known_nodes() if picture.connected(node)]
-    if not here:
+    connected = [node for node in state.known_nodes() if picture.connected(node)]
+    if not connected:
         return ""  # the first node itself is about to speak
-    return (
-        f"{len(here)} of {state.run.seats.all} nodes are here ({', '.join(here)}); run the same command on the others"
-    )
+    here = [node for node in connected if not _unfit(picture, node)]
+    named = f" ({', '.join(here)})" if here else ""
+    said = f"{len(here)} of {state.run.seats.all} nodes are here{named}; run the same command on the others"
+    return said + _kept_out(picture, connected)
+
+
+def _unfit(picture: Picture, node: str) -> str:
+    """Why a node that has come cannot take part; empty: nothing is known against it."""
+    report = picture.report(node)
+    answer = report.self_check if report is not None else None
+    return "; ".join(f"{check.name}: {check.detail}" for check in answer.failed) if answer is not None else ""
+
+
+def _is_testing(picture: Picture, node: str, now: float) -> bool:
+    report = picture.report(node)
+    return report is not None and report.self_check is None and now - picture.nodes[node].since < _TESTS_S
+
+
+def _kept_out(picture: Picture, nodes: list[str]) -> str:
+    unfit = [f"{node} stays out, its self-check has failed: {why}" for node in nodes if (why := _unfit(picture, node))]
+    return "".join(f"; {line}" for line in unfit)
 
 
 def _in_order(state: JobState, here: list[str]) -> tuple[str, ...]:

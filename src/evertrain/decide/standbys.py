@@ -5,7 +5,8 @@
 
 A node answers a number that it was asked (`Desired.check`). Numbers are those of the periods of `ladder.test_every_s`
 since the run began, so they follow from the clock: a later question has a higher number, and a controller that takes
-over goes on with the same ones. Evicted nodes are asked in every period; what follows from it is decided elsewhere.
+over goes on with the same ones. Evicted nodes are asked in every period; what follows from it is decided elsewhere. So
+is what follows for nodes that want to join: their numbers are negative, and are about the machine alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from evertrain.decide.state import JobState
 from evertrain.model import records as r
 from evertrain.model.config import Config
 from evertrain.model.copies import Peer
-from evertrain.model.report import NodeReport, SelfCheck
+from evertrain.model.report import Check, NodeReport, SelfCheck
 
 _MOST_PEERS = 8
 """So many other nodes are tried: thousands that are reached by each of many standbys would prove no more."""
@@ -31,6 +32,11 @@ def check_number(state: JobState, picture: Picture, node: str, config: Config, n
         # not one that it may have answered before it was evicted
         current = _period(state, config, now)
         return current if current > _period(state, config, state.memory.blocked[node].since) else 0
+    if not state.roster:
+        # it wants to join, and is tested before it is numbered: the machine alone, which takes no time
+        answer = _answer(picture, node)
+        passed = answer is not None and answer.number < 0 and not answer.failed
+        return answer.number if answer is not None and passed else -_period(state, config, now)
     if node not in state.standbys():
         return 0
     answer, known = _answer(picture, node), state.nodes.get(node)
@@ -72,7 +78,7 @@ def standing(state: JobState, picture: Picture, node: str, config: Config, now: 
     if answer is not None and _counts(state, answer, node, config):
         if answer.failed:
             return r.NodeChanged(time=now, node=node, state="unusable", because=failed(answer))
-        return r.NodeChanged(time=now, node=node, state="standby", because="its self-check has passed")
+        return r.NodeChanged(time=now, node=node, state="standby", because=passed(answer))
     if known is None or known.state not in ("joining", "standby", "unusable"):
         return r.NodeChanged(time=now, node=node, state="joining", because="it is testing itself")
     return None
@@ -93,9 +99,18 @@ def stuck(picture: Picture, node: str, now: float) -> r.NodeChanged | None:
 
 def failed(answer: SelfCheck) -> str:
     """What was wrong, in one line."""
-    lines = [f"{check.name}: {check.detail}" for check in answer.failed]
+    return f"its self-check has failed: {_details(answer.failed)}"
+
+
+def passed(answer: SelfCheck) -> str:
+    """With what is odd all the same."""
+    return "its self-check has passed" + (f"; yet {_details(answer.odd)}" if answer.odd else "")
+
+
+def _details(checks: tuple[Check, ...]) -> str:
+    lines = [f"{check.name}: {check.detail}" for check in checks]
     more = f"; and {len(lines) - _MOST_DETAILS} more" if len(lines) > _MOST_DETAILS else ""
-    return f"its self-check has failed: {'; '.join(lines[:_MOST_DETAILS])}{more}"
+    return f"{'; '.join(lines[:_MOST_DETAILS])}{more}"
 
 
 def _answer(picture: Picture, node: str) -> SelfCheck | None:
@@ -105,6 +120,8 @@ def _answer(picture: Picture, node: str) -> SelfCheck | None:
 
 def _counts(state: JobState, answer: SelfCheck, node: str, config: Config) -> bool:
     """Whether the answer is about the node as it is now, not as it was before it came (back)."""
+    if answer.number < 0:
+        return False  # that was about its machine only
     known = state.nodes.get(node)
     if known is None or known.state in ("standby", "unusable"):
         return True

@@ -197,6 +197,8 @@ def _not_ready(state: JobState, picture: Picture) -> str:
             return f"{node}: ranks are prepared under the numbers that they had before"
         if any(rank.state != "waiting" for rank in attempt.ranks):
             return f"{node}: a prepared rank has ended"
+        if report.gpus_held:
+            return f"{node}: {report.gpus_held}"
     return ""
 
 

@@ -25,7 +25,7 @@ NETWORK = frozenset({"network_alert", "nic_down", "link_flap", "packet_loss", "s
 CONDITIONS = frozenset(
     {
         "disk_full", "mount_dead", "memory_low", "descriptors_low", "clock_offset", "clock_unsynchronised",
-        "kernel_stall", "disk_warning",
+        "kernel_stall", "disk_warning", "gpu_occupied",
     }
 )  # fmt: skip
 METRICS = frozenset(

@@ -124,6 +124,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """So often an agent reports when nothing has happened."""
     read_pages_s: float = 0.1
     """So often it looks at the telemetry pages of its ranks."""
+    gpu_wait_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
+    """Before a start, so long at most for processes of the attempt before that are still on a GPU."""
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -172,6 +172,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool
     detail: str = ""
     """What was seen; where it has not passed, what to do."""
+    is_odd: bool = False
+    """It has passed, and yet somebody should look: a reading is unusual, or nothing could be seen."""
 
 
 class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +186,10 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def failed(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if not check.passed)
+
+    @property
+    def odd(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.passed and check.is_odd)
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +251,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """That hold, or were seen within the last minutes."""
     unreachable: tuple[str, ...] = ()
     """Of the nodes that it tries (`Desired.peers`), those that answered before and do not any more."""
+    gpus_held: str = ""
+    """Which process of an attempt that is over is still on a GPU: until it has gone no other attempt may start here."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -336,6 +344,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     """With `shutdown`: how the job ended."""
     read_pages_s: float = 0.1
     heartbeat_s: float = 1.0
+    gpu_wait_s: float = 30.0
+    """So long processes of an attempt that is over are waited for that are still on a GPU."""
     eager: bool = False
     """Report every change of a page at once: something waits for a step."""
     round: RoundOrder | None = None
@@ -344,7 +354,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     upload: UploadOrder | None = None
     """None: an upload that is under way is given up."""
     check: int = 0
-    """A number that this node has not answered yet asks it to test itself now; 0: nothing is asked."""
+    """A number that this node has not answered yet asks it to test itself now; 0: nothing is asked. Negative: it wants
+    to join, and only the machine is tested: how ranks are started and whom it reaches shows afterwards."""
     reach: tuple[Peer, ...] = ()
     """Other nodes that it should be able to reach; part of the test."""
     peers: tuple[Peer, ...] = ()

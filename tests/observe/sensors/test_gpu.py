@@ -104,7 +104,7 @@ def test_a_reading(nvml: FakeNvml, start: Start) -> None:
         remap_pending=True, remap_failed=False, nvlinks_down=(1,), processes=(4711,),
     )  # fmt: skip
     assert readings[0].processes == () and readings[0].nvlinks_down == ()
-    assert seen.last == "2 GPUs, up to 55 C, 49 % used, by 1 process"
+    assert seen.last == "2 GPUs, up to 55 C, 49 % used, by process 4711"
     assert [sign.kind for sign in seen.signs] == ["row_remap_pending"]
     assert (seen.blind, seen.absent) == ("", "")
 
@@ -245,6 +245,9 @@ def test_who_computes_on_the_devices(nvml: FakeNvml, start: Start) -> None:
     nvml.set(1, pid=11)
     seen, readings = looker.look()
     assert [one.processes for one in readings] == [(11, 12), (11,)]
-    assert seen.last.endswith("by 2 processes")
+    assert seen.last.endswith("by processes 11, 12")
     nvml.set(0, pid=0)
     assert [one.processes for one in looker.look()[1]] == [(), (11,)]
+    for pid in range(20, 40):
+        nvml.set(0, pid=pid)
+    assert looker.look()[0].last.endswith("by processes 11, 20, 21, 22, 23, 24, 25, 26, …")

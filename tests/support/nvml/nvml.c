@@ -221,6 +221,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device_t *device, unsigned *count, p
   char key[32];
   long long value;
   int at, result = trouble(device);
+  wait_ms(state(device->index, "list_delay_ms", 0));
   while (file && number < 64 && read_line(file, &at, key, &value))
     if (at == device->index && !strcmp(key, "pid")) {
       if (value)

@@ -21,6 +21,7 @@ MAX_LINKS = 36
 LINKS_EVERY = 4
 """Looks: the state of NVLinks is one call for each link."""
 _MAX_EVENTS = 64
+_MOST_NAMED = 8
 _EVENT_WAIT_MS = 1
 _XID_EVENT = 0x8
 _ECC_UNCORRECTED, _ECC_VOLATILE = 1, 0
@@ -52,21 +53,37 @@ class GpuSensor:
         self._nvml: _Nvml | None = None
         self.readings: tuple[GpuReading, ...] = ()
         """Of the last look."""
+        self._began: float | None = None
+        """Of the look that is under way."""
+        self._was_slow = False
 
     def look(self, now: float) -> Seen:
-        begun = time.monotonic()
+        begun = self._began = time.monotonic()
         try:
             self._nvml = self._nvml or _Nvml()
             self.readings, troubles = self._nvml.read()
         except _Nothing as why:
             return Seen(absent=str(why)) if why.is_absent else Seen(blind=str(why))
-        took = time.monotonic() - begun
+        finally:
+            self._began, took = None, time.monotonic() - begun
+            self._was_slow = took > self.limit_s
         if not self.readings:
             self.close()  # it may be another driver by now
         if took > self.limit_s:
             troubles.append(f"NVML took {took:.1f} s to answer")
         signs = tuple(self._rules(self.readings, now))
         return Seen(signs=signs, last=_in_words(self.readings), blind="; ".join(troubles))
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether there are GPUs and NVML has answered in time: otherwise nobody should wait for what it says."""
+        began = self._began
+        is_late = began is not None and time.monotonic() - began > self.limit_s
+        return self._nvml is not None and not self._was_slow and not is_late
+
+    def computing(self) -> dict[int, tuple[str, ...]]:
+        """On which GPUs each process computes at this moment. Blocks as `look` does, and may be called beside it."""
+        return self._nvml.computing() if self._nvml is not None else {}
 
     def close(self) -> None:
         if self._nvml is not None:
@@ -165,6 +182,18 @@ class _Nvml:
                     troubles.append(f"GPU {device.index} ({device.bus or device.name}): {failed}")
         self._looks += 1
         return tuple(readings), troubles
+
+    def computing(self) -> dict[int, tuple[str, ...]]:
+        found: dict[int, tuple[str, ...]] = {}
+        for device in self.devices:
+            place = f"GPU {device.index}" + (f" ({device.bus})" if device.bus else "")
+            try:
+                pids = self.processes(device)
+            except _Failed:
+                continue  # each look says so
+            for pid in pids:
+                found[pid] = (*found.get(pid, ()), place)
+        return found
 
     def processes(self, device: _Device) -> tuple[int, ...]:
         found = [
@@ -302,7 +331,8 @@ def _in_words(readings: Sequence[GpuReading]) -> str:
             yield f"up to {max(temperatures)} C"
         if used := [one.utilisation for one in readings if one.utilisation is not None]:
             yield f"{sum(used) // len(used)} % used"
-        if pids := {pid for reading in readings for pid in reading.processes}:
-            yield f"by {len(pids)} process{'' if len(pids) == 1 else 'es'}"
+        if pids := sorted({pid for reading in readings for pid in reading.processes}):
+            named = ", ".join(map(str, pids[:_MOST_NAMED])) + (", …" if len(pids) > _MOST_NAMED else "")
+            yield f"by process{'' if len(pids) == 1 else 'es'} {named}"
 
     return ", ".join(each())

@@ -9,6 +9,7 @@ wait in the same way. Line numbers, addresses and arguments are detail.
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
@@ -183,7 +184,12 @@ def _holds(thread: Thread) -> bool:
     if not (thread.holds_gil and thread.frames):
         return False
     innermost = thread.frames[0]
-    return thread.state == "idle" or (_is_native(innermost) and not _INTERPRETER.search(str(innermost)))
+    if thread.state == "idle":
+        return True
+    if is_native(innermost):
+        return not _INTERPRETER.search(str(innermost))
+    # a standard library's function that is a door to C: whoever is seen there each time is behind it
+    return _plain(innermost).file.partition("/")[0].removesuffix(".py") in sys.stdlib_module_names
 
 
 # --- what is the same, and what is detail
@@ -203,11 +209,11 @@ def _key(position: Position) -> Hashable:
 
 def _functions(frames: tuple[Frame, ...]) -> Hashable:
     """Python's frames; native ones are seen of some processes only."""
-    python = tuple((one.function, one.file) for one in frames if not _is_native(one))
+    python = tuple((one.function, one.file) for one in frames if not is_native(one))
     return python or tuple((one.function, one.file) for one in frames)
 
 
-def _is_native(frame: Frame) -> bool:
+def is_native(frame: Frame) -> bool:
     return not frame.file or bool(_NATIVE.search(frame.file))
 
 

@@ -94,7 +94,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     waits_in: str = ""
     """Where in the kernel, as far as that can be seen: a function, or a system call's name."""
     is_held: bool = False
-    """The thread that decides sleeps or is in native code, and keeps the interpreter (GIL) from all others meanwhile."""
+    """The thread that decides is in native code, asleep perhaps, and keeps the interpreter (GIL) from all others."""
     failure: str = ""
     """Why the stack could not be read."""
     members: tuple[Member, ...]

@@ -87,23 +87,17 @@ def is_in_torch(one: Standing) -> bool:
 
 
 def is_elsewhere(one: Standing, others: Sequence[Standing]) -> bool:
-    """Whether the script has brought it to another place than the others: by functions, or further down in one."""
-    mine = _script(one.position)
-    theirs = {_script(other.position) for other in others}
-    if not mine or () in theirs:
-        return False
-    if tuple(name for name, _ in mine) not in {tuple(name for name, _ in their) for their in theirs}:
-        return True
-    lines = [their for their in theirs if tuple(name for name, _ in their) == tuple(name for name, _ in mine)]
-    return all((mine[0][1] or 0) > (their[0][1] or 0) for their in lines)
+    """Whether it is in other functions of the script than all the others."""
+    theirs = {_script(position) for other in others if (position := other.position) is not None}
+    mine = _script(one.position) if one.position is not None else ()
+    return bool(mine) and bool(theirs) and () not in theirs and mine not in theirs
 
 
-def _script(position: Position | None) -> tuple[tuple[str, int | None], ...]:
-    frames = position.frames if position is not None else ()
+def _script(position: Position) -> tuple[str, ...]:
     return tuple(
-        (f"{one.file} {one.function}", one.line)
-        for one in frames
-        if not _TORCH.search(one.file) and one.file[:1] != "<"
+        f"{one.file} {one.function}"
+        for one in position.frames
+        if not _TORCH.search(one.file) and not one.file.startswith("<") and not one.function.startswith("<")
     )
 
 

@@ -75,8 +75,9 @@ class _Case:
             or self._outside(waiting)
             or self._outside(self._graph(outside=self._doubtful(waiting)))
             or self._unseen(waiting)
-            or self._recorders("skipped", "deadlock")
+            or self._recorders("skipped")
             or self._circle(waiting)
+            or self._recorders("deadlock")
             or self._behind(waiting)
             or self._recorders("device", "held")
             or self._all_there(waiting)
@@ -128,7 +129,7 @@ class _Case:
                 for name, ranks in by_name.items()
             ]
             head = f"different operations under number {number} of group {self._now.groups.get(group, group)}"
-            return self._recorders("order", "mismatch", "skipped") or self._told(kind, odd, [head, *lines])
+            return self._recorders("order", "skipped") or self._told(kind, odd, [head, *lines])
         return self._recorders("order", "mismatch")
 
     def _outside(self, waiting: Waiting) -> Located | None:
@@ -248,9 +249,10 @@ class _Case:
         behind = min((steps[rank] for rank in many if rank in steps), default=None)
         if behind is not None and (further := [rank for rank in few if steps.get(rank, 0) > behind]):
             return further
-        if len(few) != 1 or len(many) < 3:
+        if len(few) * 3 > len(many):
             return []
-        return list(few) if blocked.is_elsewhere(self._ranks[few[0]], [self._ranks[rank] for rank in many]) else []
+        others = [self._ranks[rank] for rank in many]
+        return list(few) if all(blocked.is_elsewhere(self._ranks[rank], others) for rank in few) else []
 
     def _outliers(self) -> list[int]:
         stages = (self._mesh or {}).get("pp", 1)

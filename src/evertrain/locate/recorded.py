@@ -24,14 +24,15 @@ _KINDS: dict[str, LocatedKind] = {"passed": "device", "unstarted": "device", "em
 def waits(now: Merged) -> dict[int, tuple[int, ...]]:
     """For each rank that stands in a recorded operation: the ranks it waits for there."""
     found = _recordings(now)
-    told = getattr(flight, "waits", None)
-    return told(found) if told is not None and found.ranks else {}
+    return flight.waits(found) if found.ranks else {}
 
 
 def judge(now: Merged) -> Judged | None:
     found = _recordings(now)
     for one in flight.judge(found) if found.ranks else ():
         told = one.rule.removeprefix("flight-")
+        if told == "mismatch" and "different operations" in one.note:
+            told = "order"
         is_known = told in get_args(LocatedKind)
         kind = _KINDS.get(told, cast(LocatedKind, told) if is_known else "unknown")
         who = one.culprit.id if one.culprit.type == "rank" else ()
@@ -42,5 +43,4 @@ def judge(now: Merged) -> Judged | None:
 
 def _recordings(now: Merged) -> Recordings:
     found = Recordings(dict(now.recordings), dict(now.groups))
-    told = getattr(flight, "with_activities", None)
-    return told(found, now.activities.values()) if told is not None and found.ranks else found
+    return flight.with_activities(found, now.activities.values()) if found.ranks else found

@@ -18,13 +18,13 @@ from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.detect.hang import Hang, find_hang
+from evertrain.locate.words import named
 from evertrain.model import records as r
 from evertrain.model.capture_records import HangLocated
 from evertrain.model.config import HangConfig
 from evertrain.model.findings import Category
 from evertrain.model.records import AnyRecord
 from evertrain.model.stacks import Located, LocatedKind
-from evertrain.model.words import ranks as named
 
 _DOUBTFUL = 0.5
 """What stacks say less certainly than this is no verdict."""
@@ -112,7 +112,7 @@ def _is_certain(hang: Hang, located: Located) -> bool:
 def _by_stacks(seen: Blame, hang: Hang, located: Located) -> Blame:
     """What was seen without stacks backs what they say."""
     alone = not located.ranks
-    group = (f"ranks {named(located.group)} share group {located.group_name}",) if located.group_name else ()
+    group = (f"{named(located.group)} share group {located.group_name}",) if located.group_name else ()
     return replace(
         seen,
         cause=f"hang ({hang.kind if located.kind in _AS_SEEN else located.kind})",

@@ -10,9 +10,9 @@ from __future__ import annotations
 from evertrain.decide import eviction
 from evertrain.decide.eviction import Removal, listed
 from evertrain.decide.state import JobState
+from evertrain.locate.words import named as called
 from evertrain.model.decisions import AnyAction, Policy, SlowRank, Tolerate
 from evertrain.model.words import counted
-from evertrain.model.words import ranks as spans
 
 
 def slow_rank(state: JobState, event: SlowRank, policy: Policy) -> tuple[AnyAction, ...]:
@@ -61,8 +61,7 @@ def _against(state: JobState, event: SlowRank, policy: Policy, node: str) -> str
 
 
 def _who(event: SlowRank) -> str:
-    word = "rank" if len(event.ranks) == 1 else "ranks"
-    return f"{word} {spans(event.ranks)} on {listed(event.nodes)} (slow)"
+    return f"{called(event.ranks)} on {listed(event.nodes)} (slow)"
 
 
 def _tolerate(event: SlowRank, because: str) -> Tolerate:

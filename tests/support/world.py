@@ -366,6 +366,7 @@ class World:
                 node.order = desired(
                     self.state, self.picture(), self.spec, self.config, node.name,
                     fetches=fetches, check=check, reach=reach,
+                    capture=captures.order(self.state, self.now),
                 )  # fmt: skip
             if node.order is not None and not node.away:
                 self._perform(node, node.order)

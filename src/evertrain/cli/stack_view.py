@@ -86,7 +86,7 @@ def _title(kept: Kept) -> str:
 
 def _group(one: Position, usual: Position, letter: str, suspects: frozenset[int]) -> Text:
     ranks = _ranks(one)
-    is_suspect = not suspects.isdisjoint(ranks)
+    is_suspect = _is_suspect(one, suspects)
     mark = "*" if is_suspect else " "
     style = "bold red" if is_suspect else ""
     text = Text()
@@ -109,6 +109,12 @@ def _group(one: Position, usual: Position, letter: str, suspects: frozenset[int]
     if last < len(one.frames) - 1:
         text.append(" < …")
     return text
+
+
+def _is_suspect(one: Position, suspects: frozenset[int]) -> bool:
+    """What belongs to a rank may well stand where those of all others do."""
+    ranks = {member.rank for member in one.members}
+    return not suspects.isdisjoint(ranks) if one.kind == "trainer" else ranks <= suspects
 
 
 def _differs(frames: Sequence[Frame], usual: Sequence[Frame]) -> int | None:
@@ -227,6 +233,7 @@ def _rows(kept: Kept) -> Iterator[tuple[str, list[list[int]]]]:
 def as_json(kept: Kept) -> Json:
     """The same for programs."""
     letters, merged = _letters(kept.merged.positions), kept.merged
+    suspects = frozenset(kept.located.ranks)
     return {
         "job": kept.job,
         "capture": kept.asked.capture,
@@ -243,7 +250,7 @@ def as_json(kept: Kept) -> Json:
                 "ranks": _ranks(one),
                 "span": span(_ranks(one)),
                 "processes": len({member.pid for member in one.members}),
-                "suspect": one.kind == "trainer" and not set(kept.located.ranks).isdisjoint(_ranks(one)),
+                "suspect": _is_suspect(one, suspects),
                 "state": one.state,
                 "place": one.place,
                 "is_idle": one.is_idle,

@@ -65,7 +65,9 @@ def of_hang(
     mine = _since_suspicion(state, attempt)
     lost = [one for one in mine if one.located is None and now - one.asked.time > LOST_S]
     newest = mine[-1] if mine else None
-    if newest is not None and (len(lost) >= MOST_LOST or now - newest.asked.time < _APART_S):
+    if newest is not None and now - newest.asked.time < _APART_S:
+        return []
+    if sum(one.located is None for one in mine) >= MOST_LOST:
         return []
     if len(mine) - len(lost) >= _wanted(hang, config) or in_flight(state, picture, now):
         return []
@@ -181,8 +183,8 @@ def is_awaited(state: JobState, attempt: Attempt, hang: Hang, due_s: float, now:
     in_time = hang.for_s < due_s + LATE_S
     if not mine:
         return in_time
-    newest = mine[-1]
-    return newest.located is None and (in_time or now - newest.asked.time < LATE_S)
+    # one that began late has its time, too; asking again gains none
+    return mine[-1].located is None and (in_time or now - mine[0].asked.time < LATE_S)
 
 
 def stands(hang: Hang, seen: HangLocated | None) -> bool:

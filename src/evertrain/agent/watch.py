@@ -93,6 +93,7 @@ class Watch:
             last=last,
             started=view.rel_step > 0 or view.abs_step > view.resumed_step or collective.seq >= _START_COLLECTIVES,
             phase="" if view.phase in _BASE_PHASES else view.phase,
+            step=view.rel_step,
             step_s=view.step_s or None,
             stopped=newest.stopped,
             uninterruptible=newest.uninterruptible,

@@ -105,7 +105,10 @@ class Job:
             if node not in missing:
                 found.append(
                     NodeCapture(
-                        number=number, attempt=1, node=node, time=100.0 + number,
+                        number=number,
+                        attempt=1,
+                        node=node,
+                        time=100.0 + number,
                         positions=grouping.group(one for one in self.processes.values() if one.rank in here),
                         activities=tuple(self.activities[rank] for rank in here if rank in self.activities),
                         groups=grouping.slim(

@@ -79,6 +79,11 @@ def processes(rank: int, pid: int) -> list[Process]:
     return found
 
 
+def own(rank: int, pid: int) -> Process:
+    """The rank's own process alone."""
+    return _process(rank, pid, pid) or _ended(rank, pid)
+
+
 def kind(process: Process, threads: tuple[Thread, ...]) -> ProcessKind:
     """What it is, by its stack where there is one."""
     if process.kind != "helper":
@@ -98,9 +103,7 @@ def _is_loader(frame: Frame) -> bool:
 def _process(rank: int, root: int, pid: int) -> Process | None:
     fields = stat(pid)
     if fields is None or fields[0] in "ZX":
-        if pid != root:
-            return None
-        return Process(rank=rank, pid=pid, kind="trainer", state="ended", waits_in="", is_python=False, command="")
+        return _ended(rank, pid) if pid == root else None
     name = _read(f"/proc/{pid}/comm").strip()
     if name.startswith(_OWN):
         return None
@@ -117,6 +120,10 @@ def _process(rank: int, root: int, pid: int) -> Process | None:
         is_python=_is_python(pid, state),
         command=command[:300],
     )
+
+
+def _ended(rank: int, pid: int) -> Process:
+    return Process(rank=rank, pid=pid, kind="trainer", state="ended", waits_in="", is_python=False, command="")
 
 
 def _kind_by_name(root: int, name: str, command: str) -> ProcessKind:

@@ -24,7 +24,6 @@ Problem = Literal["", "absent", "refused", "ended", "unreadable", "late"]
 _NICE = 5
 """Ranks need the processors more; much nicer, and it would not be done in time where all of them are busy."""
 _REFUSED = re.compile(r"Permission denied|Operation not permitted|EPERM|EACCES|Permission Denied", re.IGNORECASE)
-_ENDED = re.compile(r"No such (file|process)|ESRCH", re.IGNORECASE)
 _NO_FRAME = re.compile(r'"frames": \[\s*[^\]\s]')
 
 
@@ -70,12 +69,24 @@ def dump(program: str, pid: int, limit_s: float, *, native: bool = False) -> Ans
 
 
 def _refusal(complaint: str, pid: int) -> Answer:
-    if _REFUSED.search(complaint):
-        return Answer(problem="refused", failure="py-spy may not read it")
-    if _ENDED.search(complaint) and process_tree.stat(pid) is None:
+    fields = process_tree.stat(pid)
+    if fields is None or fields[0] in "ZX":
         return Answer(problem="ended", failure="it has ended")
+    if _REFUSED.search(complaint) or not _may_read(pid):
+        return Answer(problem="refused", failure="py-spy may not read it")
     first = next((line for line in complaint.splitlines() if line.strip()), "it shows no stack")
     return Answer(problem="unreadable", failure=f"py-spy: {first.removeprefix('Error: ')[:200]}")
+
+
+def _may_read(pid: int) -> bool:
+    """Whether the kernel lets us see its memory; py-spy does not always say that this was its trouble."""
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _give_up(running: subprocess.Popen[bytes]) -> None:

@@ -41,7 +41,7 @@ READ = ("open (pathlib.py:1044)", "read_bytes (pathlib.py:1050)", "read_shard (t
 
 def text(frames: Iterable[str], state: str = "idle") -> str:
     body = "\n".join(f"    {frame}" for frame in frames)
-    return f'Process 9: python train.py\nPython v3.11.7 (/usr/bin/python3.11)\n\nThread 9 ({state}): "MainThread"\n{body}\n'
+    return f'Process 9: python train.py\n\nThread 9 ({state}): "MainThread"\n{body}\n'
 
 
 class Job:
@@ -115,7 +115,7 @@ class Job:
                             (one for one in self.groups.values() if set(here) & set(one.members)), here, self.size
                         ),
                         recordings=tuple(self.recordings[rank] for rank in here if rank in self.recordings),
-                    )  # fmt: skip
+                    )
                 )
         return found
 

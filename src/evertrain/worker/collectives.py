@@ -22,7 +22,7 @@ from evertrain.worker import groups, page, session
 
 _POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
 _ARROWS = {"dst": "->", "src": "<-"}
-"""By the argument that says who the peer is: as the flight recorder names it, `send 0->1`, by positions in the group."""
+"""By the argument that says who the peer is: `send 0->1`, positions in the group, as the flight recorder has it."""
 _NO_COMMUNICATION = frozenset({"check_for_nan"})
 
 _pending: dict[int, tuple[bytes, int, bytes, Any, Any]] = {}

@@ -110,9 +110,9 @@ class PageWriter:
 
     __slots__ = (
         "_body", "_lock", "_losses", "_metrics", "_view", "abs_step", "collective_seq", "collective_state",
-        "collective_time", "dump_signal", "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op", "passed_step",
-        "passed_time", "phase", "phase_time", "pid", "progress_time", "reached", "rel_step", "resumed_step",
-        "resumed_time", "saves_failed", "sequence", "step_s", "steps", "tokens",
+        "collective_time", "dump_signal", "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op",
+        "passed_step", "passed_time", "phase", "phase_time", "pid", "progress_time", "reached", "rel_step",
+        "resumed_step", "resumed_time", "saves_failed", "sequence", "step_s", "steps", "tokens",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:

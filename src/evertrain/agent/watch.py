@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from copy import copy
 
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.observe import activity
@@ -77,6 +78,22 @@ class Watch:
                 rank.measure(view.pid, now)
                 if rank.samples:
                     found.append(self._describe(view, rank))
+        return tuple(found)
+
+    def everyone(self, running: Iterable[PageView]) -> tuple[RankActivity, ...]:
+        """All ranks as they were at the last look, also those that move; their processes are measured if need be."""
+        now = time.monotonic()
+        found = []
+        for view in running:
+            rank = self._ranks.get((view.attempt, view.rank)) or _Rank(view)
+            if not rank.samples:
+                # kept by none: rates are taken of those that stand still
+                usage = activity.usage(view.pid)
+                if usage is None:
+                    continue
+                rank = copy(rank)
+                rank.samples = [(now, usage)]
+            found.append(self._describe(view, rank))
         return tuple(found)
 
     def _describe(self, view: PageView, rank: _Rank) -> RankActivity:

@@ -144,7 +144,8 @@ def _accuse(job: _Job, accused: Mapping[int, Why], waits: Mapping[int, list[int]
         confidence, told = 0.4, "gave no dump: gone, stopped, or not collected"
     else:
         confidence, told = 0.6, f"{has} not called what the others wait in"
-    note = f"{_list(who)} {told}; {behind} ranks wait for that, directly or through others"
+    others = "1 rank waits" if behind == 1 else f"{behind} ranks wait"
+    note = f"{_list(who)} {told}; {others} for that, directly or through others"
     waiting = [rank for rank, whom in waits.items() if set(whom) & set(who) and rank not in accused][:3]
     evidence = (*job.lines(who), *job.lines(waiting))
     culprit = Culprit("rank", who[0] if len(who) == 1 else who)
@@ -342,8 +343,10 @@ def _mismatch(job: _Job) -> Finding | None:
         note += f", unlike the others: {_list(odd)}" if is_clear else ", without a majority"
         rule = "flight-mismatch"
         if out_of_habit == odd:
-            rule = "flight-order"
-            note += f", where {job.left_out(odd[0])} always came before: called in another order, or left out"
+            note += f", where {job.left_out(odd[0])} always came before"
+            if not any(found.is_new for rank in odd if (found := job.recording(rank))):
+                rule = "flight-order"
+                note += ": called in another order, or left out"
         shown = [*odd, *(rank for rank in sorted(by_rank) if rank not in odd)][:16]
         evidence = tuple(
             f"rank {rank}: #{number} {by_rank[rank][0].name}, {by_rank[rank][0].shape}" for rank in sorted(shown)

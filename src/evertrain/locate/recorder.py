@@ -72,32 +72,29 @@ def read(data: bytes, rank: int | None, time: float = 0.0) -> Recordings:
             group = _group_of(entry, config)
             groups.setdefault(group.name, group)
             called.append(_operation(entry, group.name))
-    operations = tuple(_kept(called))
-    return Recordings({rank: Recording(rank, len(called), operations, time=time, missed=_missed(called))}, groups)
+    missed, is_new = _missed(called)
+    found = Recording(rank, len(called), tuple(_kept(called)), time=time, missed=missed, is_new=is_new)
+    return Recordings({rank: found}, groups)
 
 
 def _kept(called: Sequence[Operation]) -> Iterator[Operation]:
-    """What is pending, and of the others the last of each kind in each group; sizes of the last in a group only."""
-    last_kinds = {(one.group, one.name): at for at, one in enumerate(called) if not one.is_pending}
-    last = {one.group: at for at, one in enumerate(called) if not one.is_transfer}
-    kept = set(last_kinds.values())
-    for at, one in enumerate(called):
-        if one.is_pending:
-            yield one
-        elif at in kept:
-            yield one if last.get(one.group) == at or not one.shape else msgspec.structs.replace(one, shape=())
+    """What is pending, and of the others the last of each kind in each group."""
+    last = {(one.group, one.name): at for at, one in enumerate(called) if not one.is_pending}
+    return (one for at, one in enumerate(called) if one.is_pending or last[one.group, one.name] == at)
 
 
-def _missed(called: Sequence[Operation]) -> Operation | None:
-    """What a rank has left out by its own habit, with the number that it would have had."""
+def _missed(called: Sequence[Operation]) -> tuple[Operation | None, bool]:
+    """What a rank has left out by its own habit, with the number that it would have had; and whether what it has called
+    there instead was new to it."""
     for with_shape in (True, False):
         calls = [(one.group, one.name, one.shape if with_shape else ()) for one in called]
         for at, (group, name, shape) in habit.departures(calls):
             before = [one for one in called[:at] if one.group == group and not one.is_transfer]
             is_transfer = bool(PEER.search(name))
             if not is_transfer and before and (group, name, shape) not in calls[at + 1 :]:
-                return Operation(group, name, before[-1].sequence + 1, False, False, shape)
-    return None
+                missed = Operation(group, name, before[-1].sequence + 1, False, False, shape)
+                return missed, calls[at] not in calls[:at]
+    return None, False
 
 
 def read_summary(content: Mapping[str, Any]) -> Recordings:

@@ -303,12 +303,12 @@ def test_pages_show_the_transfers_that_are_in_no_dump() -> None:
     dumps.append(live(3, ("0", 1, "all_reduce"), ("2", 1, "all_reduce")))
     together = recorder.together([MEMBERS, *dumps])
     pages = [page(0, "recv 0<-1"), page(1, "send 1->2"), page(3, "all_reduce"), page(2, "recv_any_source_")]
-    found = flight.with_activities(together, pages[:3])
+    found = recorder.with_activities(together, pages[:3])
     assert flight.waits(found) == {0: (1,), 1: (2,), 3: (2,)}
     assert judge(found).culprit == Culprit("rank", 2)
-    assert flight.with_activities(found, pages[:3]) == found
+    assert recorder.with_activities(found, pages[:3]) == found
     # who stands in a transfer with nobody knows whom is not elsewhere
-    assert judge(flight.with_activities(together, pages)).rule == "flight-all-arrived"
+    assert judge(recorder.with_activities(together, pages)).rule == "flight-all-arrived"
 
 
 # --- the summary of a set

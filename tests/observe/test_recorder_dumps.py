@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from evertrain.locate import export, flight
+from evertrain.locate import export, flight, recorder
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.model.findings import Culprit
 from evertrain.observe import recorder_dumps
@@ -137,8 +137,8 @@ def test_a_wait_that_gloo_does_not_record_comes_from_the_page(forge: Forge) -> N
         page = RankActivity(
             rank=0, node="n", still_s=5, started=True, last=None, inside=Operation(group="0", op=op, seq=1)
         )
-        assert flight.judge(flight.with_activities(found, [page]))[0].culprit == Culprit("rank", 2)
-    assert flight.waits(flight.with_activities(found, [page]))[0] == ()
+        assert flight.judge(recorder.with_activities(found, [page]))[0].culprit == Culprit("rank", 2)
+    assert flight.waits(recorder.with_activities(found, [page]))[0] == ()
 
 
 # --- servers that are not what they should be

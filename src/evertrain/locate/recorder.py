@@ -8,16 +8,18 @@ ones that are pending.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from evertrain.locate import habit, pickles
+from evertrain.model.activity import RankActivity
 from evertrain.model.recording import PEER, Group, Operation, Recording, Recordings
 
 _NUMBERS = re.compile(r"\d+")
 _RANK_IN_NAME = re.compile(r"(\d+)(?:\.[A-Za-z]\w*)*$")
+_TRANSFER = re.compile(r"(send|recv)[a-z_]*(?: (\d+) ?(?:->|<-) ?(\d+))?")
 _MOST_ENTRIES = 20_000
 """The newest ones are looked at; the recorder keeps 2,000 by default."""
 _LONGEST_NAME = 300
@@ -133,6 +135,27 @@ def together(found: list[Recordings]) -> Recordings:
             if name not in groups or (group.members and not groups[name].members):
                 groups[name] = group
     return Recordings(ranks, groups)
+
+
+def with_activities(found: Recordings, activities: Iterable[RankActivity]) -> Recordings:
+    """The same, with the transfers in which ranks stand by their pages: gloo's recorder leaves those out.
+
+    A page names the peers as a recorder does, by their positions in the group: `send 0->3`, `recv 3<-0`. Without them
+    it still says that the rank is not elsewhere.
+    """
+    ranks = dict(found.ranks)
+    for one in activities:
+        told = _TRANSFER.match(one.inside.op) if one.inside else None
+        if one.inside is None or told is None:
+            continue
+        name = f"{told[1]} {told[2]}{'->' if told[1] == 'send' else '<-'}{told[3]}" if told[2] else told[1]
+        transfer = Operation(one.inside.group, name, one.inside.seq, True, True, on_host=True)
+        recording = ranks.get(one.rank, Recording(one.rank, 0))
+        if not any(other.is_transfer and other.is_pending for other in recording.operations):
+            ranks[one.rank] = msgspec.structs.replace(
+                recording, count=recording.count + 1, operations=(transfer, *recording.operations)
+            )
+    return Recordings(ranks, found.groups)
 
 
 def one_dump(dumps: Sequence[bytes]) -> bytes:

@@ -65,7 +65,7 @@ def standings(now: Merged, earlier: Merged | None, idle: frozenset[int]) -> dict
     """By rank; what lasts only from one look to the next is no state."""
     own, below = _positions(now)
     before = _positions(earlier)[0] if earlier is not None else {}
-    went = {rank for rank, _ in moved(earlier, now)} if earlier is not None else set()
+    went = {rank for rank, _ in moved(earlier, now, "trainer")} if earlier is not None else set()
     found: dict[int, Standing] = {}
     blind = [rank for rank, one in own.items() if one.place == "unreadable" and not one.state]
     few_are_blind = len(blind) * 4 <= len(own)

@@ -3,9 +3,9 @@
     python benchmarks/stacks_scale.py [--quick] [--json FILE]
 
 1,250 nodes of 8 ranks (`pp=10,dp=125,tp=8`), six processes a rank: the rank itself, four workers of its data loader and
-a writer of checkpoints, with stacks as deep as those of real frameworks. One rank waits for its data loader; its tensor
-parallel peers wait for it, their replicas for them, and the other stages in their pipeline transfers. Grouping on the
-node, as the agent does it, and two captures, as a verdict uses them. The captures are encoded and decoded as on the wire;
+a writer of checkpoints, with stacks as deep as those of real frameworks. One rank waits for its data loader; its
+tensor parallel peers wait for it, their replicas for them, and the other stages in their pipeline transfers. Grouped as
+an agent does it, and captured twice, as a verdict uses it. `megabytes` is the MessagePack of one capture of all nodes;
 `merge_and_verdict_s` is processor time of one thread, from decoded captures to the verdict.
 """
 
@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 
 import msgspec
-from harness import medians, parser, print_table, write_report
 
 from evertrain.locate import culprit, grouping
 from evertrain.locate.grouping import Seen
@@ -23,6 +22,7 @@ from evertrain.locate.parallel import coordinates, line
 from evertrain.model import recording
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.model.stacks import Dump, Frame, NodeCapture, ProcessKind, Thread
+from harness import medians, parser, print_table, write_report
 
 PER_NODE = 8
 MESH = {"pp": 10, "dp": 125, "tp": 8}
@@ -75,7 +75,7 @@ def processes(rank: int, scale: dict[str, int]) -> Iterator[Seen]:
 
 
 def where(rank: int, mesh: dict[str, int]) -> tuple[str, str]:
-    """The stack of a rank and its operation: each waits in the first dimension in which it is not where the culprit is."""
+    """The stack of a rank and its operation: it waits where it is not at the culprit's coordinate, tp first."""
     if rank == CULPRIT:
         return "loader", "allreduce"
     here, there = coordinates(mesh, rank), coordinates(mesh, CULPRIT)

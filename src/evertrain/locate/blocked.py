@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from evertrain.locate import words
 from evertrain.locate.grouping import wait_class
-from evertrain.locate.standing import Standing
+from evertrain.locate.standing import TORCH, Standing
 from evertrain.model.findings import Category
 from evertrain.model.stacks import LocatedKind, Position
 
@@ -17,7 +17,6 @@ RANKING: tuple[LocatedKind, ...] = (
 """Who waits in the operating system is named before who computes."""
 
 _SAVES = re.compile(r"checkpoint|(^|[_.])save(_|$)|(^|[_.])(write|dump)_(state|model)", re.IGNORECASE)
-_TORCH = re.compile(r"(^|/)(torch|evertrain/worker)/")
 _WAITS = ("lock", "checkpoint", "storage")
 
 
@@ -83,7 +82,7 @@ def line(one: Standing) -> str:
 
 def is_in_torch(one: Standing) -> bool:
     """Its innermost frame is torch's own: what waits below it has no frame."""
-    return one.position is not None and bool(one.position.frames) and bool(_TORCH.search(one.position.frames[0].file))
+    return one.position is not None and bool(one.position.frames) and bool(TORCH.search(one.position.frames[0].file))
 
 
 def is_elsewhere(one: Standing, others: Sequence[Standing]) -> bool:
@@ -97,7 +96,7 @@ def _script(position: Position) -> tuple[str, ...]:
     return tuple(
         f"{one.file} {one.function}"
         for one in position.frames
-        if not _TORCH.search(one.file) and not one.file.startswith("<") and not one.function.startswith("<")
+        if not TORCH.search(one.file) and not one.file.startswith("<") and not one.function.startswith("<")
     )
 
 

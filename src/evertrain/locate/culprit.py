@@ -89,7 +89,7 @@ class _Case:
         if moving := is_moving(self._now, self._earlier):
             return f"the job moves: the pages of {words.named(moving)} have changed between the captures"
         if not self._now.activities and self._earlier is not None:
-            went = {rank for rank, _ in moved(self._earlier, self._now)}
+            went = {rank for rank, _ in moved(self._earlier, self._now, "trainer")}
             if len(went) * 2 > len(self._seen):
                 return f"the job moves: the stacks of {len(went)} ranks have changed between the captures"
         return ""

@@ -8,6 +8,8 @@ wait in the same way. Line numbers, addresses and arguments are detail.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 import sys
 from collections import Counter, defaultdict
@@ -22,8 +24,13 @@ from evertrain.model.stacks import Frame, Member, NodeCapture, Position, Process
 
 __all__ = ["Cluster", "Merged", "Seen", "clusters", "dominant", "group", "merge", "moved", "slim", "wait_class"]
 
+_KEPT = 8192
+"""Frames of which is remembered what they are."""
 _DEEPEST = 64
 """Frames that are kept, innermost first: endless recursion has more, and no more to say."""
+
+
+_RANK_AND_PID = operator.attrgetter("rank", "pid")
 
 
 class Merged(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,12 +93,15 @@ def merge(captures: Iterable[NodeCapture], expected: Mapping[int, str]) -> Merge
             key = _key(position)
             first.setdefault(key, position)
             members[key] += position.members
-        for rank in (member.rank for position in one.positions for member in position.members):
-            nodes.setdefault(rank, one.node)
+            if position.kind == "trainer":
+                for member in position.members:
+                    nodes.setdefault(member.rank, one.node)
+        for told in one.activities:
+            nodes.setdefault(told.rank, one.node)
         for other in one.groups:
             groups[other.name] = _united(groups.get(other.name), other)
     positions = [
-        msgspec.structs.replace(position, members=tuple(sorted(members[key], key=_rank_and_pid)))
+        msgspec.structs.replace(position, members=tuple(sorted(members[key], key=_RANK_AND_PID)))
         for key, position in first.items()
     ]
     return Merged(
@@ -146,18 +156,22 @@ def dominant(positions: Sequence[Position], kind: ProcessKind, stages: int = 1) 
     return usual, [one for one in found if one not in usual]
 
 
-def moved(earlier: Merged, now: Merged) -> frozenset[tuple[int, int]]:
+def moved(earlier: Merged, now: Merged, kind: ProcessKind | None = None) -> frozenset[tuple[int, int]]:
     """Processes, by rank and pid, that were seen both times and stand in another place the second time."""
-    before, after = _places(earlier), _places(now)
-    return frozenset(who for who, places in after.items() if who in before and before[who] != places)
+    numbers: dict[Hashable, int] = {}
+    before, after = _places(earlier, kind, numbers), _places(now, kind, numbers)
+    return frozenset(who for who, places in after.items() if before.get(who, places) != places)
 
 
-def _places(merged: Merged) -> dict[tuple[int, int], set[Hashable]]:
-    found: dict[tuple[int, int], set[Hashable]] = defaultdict(set)
+def _places(merged: Merged, kind: ProcessKind | None, numbers: dict[Hashable, int]) -> dict[tuple[int, int], int]:
+    """The places in which each process was seen, as a set of bits: a number for each place."""
+    found: dict[tuple[int, int], int] = {}
     for one in merged.positions:
-        key = (one.place, one.state, _functions(one.frames))
-        for member in one.members:
-            found[member.rank, member.pid].add(key)
+        if kind is None or one.kind == kind:
+            bit = 1 << numbers.setdefault((one.place, one.state, _functions(one.frames)), len(numbers))
+            for member in one.members:
+                who = member.rank, member.pid
+                found[who] = found.get(who, 0) | bit
     return found
 
 
@@ -209,14 +223,16 @@ def _key(position: Position) -> Hashable:
 
 def _functions(frames: tuple[Frame, ...]) -> Hashable:
     """Python's frames; native ones are seen of some processes only."""
-    python = tuple((one.function, one.file) for one in frames if not is_native(one))
+    python = tuple((one.function, one.file) for one in frames if one.file.endswith(".py") or not is_native(one))
     return python or tuple((one.function, one.file) for one in frames)
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def is_native(frame: Frame) -> bool:
     return not frame.file or bool(_NATIVE.search(frame.file))
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def _plain(frame: Frame) -> Frame:
     function = _ADDRESS.sub("?", frame.function.partition("(")[0].strip() or frame.function)
     file = _INSTALLED.sub("", frame.file)
@@ -252,7 +268,3 @@ def _united(known: Group | None, other: Group) -> Group:
     if other.members and other.members != known.members:
         return Group(known.name, known.description)  # two groups of one name: better nothing than the wrong ranks
     return known
-
-
-def _rank_and_pid(member: Member) -> tuple[int, int]:
-    return member.rank, member.pid

@@ -6,6 +6,7 @@ too), is explained by somebody else; who is in any other place is not.
 
 from __future__ import annotations
 
+import functools
 import re
 
 import msgspec
@@ -14,6 +15,9 @@ from evertrain.model.stacks import Dump, Frame, PlaceKind, Thread
 
 WAITING_FOR_PEERS: frozenset[PlaceKind] = frozenset({"collective", "transfer", "rendezvous", "device"})
 """Places in which a process is a victim until the opposite is shown."""
+
+_KEPT = 8192
+"""Frames that stay sorted: a job has a few hundred, and they come again and again."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -150,6 +154,7 @@ def of_thread(thread: Thread) -> Place:
     return Place("elsewhere", innermost, _caller(thread.frames), is_idle)
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def _kind(frame: Frame) -> PlaceKind | None:
     name, file = frame.function.rpartition(".")[2], frame.file
     if _NATIVE_COLLECTIVE.search(frame.function) or file.startswith("libnccl"):

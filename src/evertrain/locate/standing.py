@@ -23,7 +23,7 @@ Stands = Literal["frozen", "waiting", "perhaps", "outside", "unseen"]
 Frozen = Literal["stopped", "uninterruptible", "ended", "held"]
 
 _BUSY_CORES = 0.3
-_TORCH = re.compile(r"(^|/)(torch|evertrain/worker)/")
+TORCH = re.compile(r"(^|/)(torch|evertrain/worker)/")
 _SLEEPS = ("sleep", "pipe", "child", "storage")
 """Nobody waits for a collective in such a way."""
 
@@ -65,7 +65,7 @@ def standings(now: Merged, earlier: Merged | None, idle: frozenset[int]) -> dict
     """By rank; what lasts only from one look to the next is no state."""
     own, below = _positions(now)
     before = _positions(earlier)[0] if earlier is not None else {}
-    went = {rank for rank, _ in moved(earlier, now)} if earlier is not None else set()
+    went = {rank for rank, _ in moved(earlier, now, "trainer")} if earlier is not None else set()
     found: dict[int, Standing] = {}
     blind = [rank for rank, one in own.items() if one.place == "unreadable" and not one.state]
     few_are_blind = len(blind) * 4 <= len(own)
@@ -143,7 +143,7 @@ def _stands(position: Position | None, activity: RankActivity | None) -> Stands:
         case "collective" | "transfer" | "rendezvous":
             return "waiting"
         case "device" | "lock" | "elsewhere" if inside is not None:
-            if position.place == "device" or (position.frames and _TORCH.search(position.frames[0].file)):
+            if position.place == "device" or (position.frames and TORCH.search(position.frames[0].file)):
                 return "perhaps"
             return "outside" if wait_class(position.waits_in) in _SLEEPS else "perhaps"
     return "outside"

@@ -1,57 +1,205 @@
-"""On which rank do the others of a slow job wait? Several captures vote: who computes while the others wait?"""
+"""Who makes a job slow? Many looks at all ranks: the slow one computes while the others wait for it.
+
+In each look a rank waits inside an operation, or it does not. A rank that is slower than its peers by some factor is
+seen outside of operations more often by the same factor. It is compared with its peers: the ranks of the same pipeline
+stage, which have the same to do; other stages may have more or less, and bubbles of another length.
+
+Every round flags whoever is furthest above its peers. Named is who is flagged in most rounds, and so far above that
+chance, at the spread that healthy ranks show, would do it once in some thousand votes. Otherwise nobody is named: all
+may be equally slow; and if somebody comes near it, more rounds are asked for.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist, median
 
-from evertrain.locate import words
-from evertrain.locate.grouping import Merged
+import msgspec
+
+from evertrain.locate import parallel, words
+from evertrain.locate.grouping import Merged, wait_class
+from evertrain.locate.parallel import coordinates
 from evertrain.locate.places import WAITING_FOR_PEERS
-from evertrain.model.stacks import Located
+from evertrain.locate.standing import TORCH
+from evertrain.model.stacks import Located, Position
 
-_MOST = 0.6
-"""So much of its looks a straggler computes,"""
-_FEW = 0.4
-"""... and the others at most so much of theirs."""
-_ROUNDS = 3
+ROUNDS = 5
+_FALSE_ALARMS = 3e-4
+"""Of votes on healthy jobs, so many may name somebody."""
+_RATIO, _GAP = 1.25, 0.08
+"""Smaller differences than these are no reason for a slow job, however sure."""
+_NEAR = 2.5
+"""Standard deviations from which on more rounds are worth it."""
+_FEWEST_PEERS = 2
+_SPREAD = 1.4826
+"""From a median distance to a standard deviation."""
+
+
+class _Rank(msgspec.Struct, frozen=True):
+    """What the looks say of one rank."""
+
+    rank: int
+    outside: float
+    """Share of looks outside of operations,"""
+    peers: float
+    """... and the median of its peers."""
+    deviations: float
+    """How far it is above them, in standard deviations."""
+    rounds: int
+    """In so many it was further above its peers than any of them."""
 
 
 def vote(rounds: Sequence[Merged], *, mesh: Mapping[str, int] | None = None) -> Located:
-    """The verdict on rounds of one attempt; nobody is named where no rank stands out in most of them."""
-    votes: Counter[int] = Counter()
-    for one in rounds:
-        votes.update(_odd(one))
-    needed = max(_ROUNDS, len(rounds) // 2 + 1)
-    named = tuple(sorted(rank for rank, count in votes.items() if count >= needed))
-    numbers = tuple(one.number for one in rounds)
-    if not named:
-        line = f"no rank stands out in {needed} of {len(rounds)} rounds"
-        return Located(kind="unknown", evidence=(line,), captures=numbers)
-    nodes = tuple(dict.fromkeys(rounds[-1].nodes.get(rank, "") for rank in named))
-    return Located(
-        kind="slow",
-        ranks=named,
-        nodes=nodes,
-        category="straggler",
-        confidence=0.7,
-        evidence=(f"{words.named(named)} computed while the others waited, in {needed} of {len(rounds)} rounds",),
-        captures=numbers,
-    )
+    """The verdict on a slow job by its rounds of looks; five at least."""
+    captures = tuple(one.number for one in rounds)
+    if len(rounds) < ROUNDS:
+        return _nobody([f"{len(rounds)} rounds of looks are not enough: {ROUNDS} are needed"], captures)
+    shares = [_outside(one) for one in rounds]
+    ranks = sorted(set(shares[0]).intersection(*shares[1:]))
+    peers = _peers(ranks, rounds[-1], mesh)
+    if not peers:
+        return _nobody(["no rank has peers that have the same to do, and could be compared with it"], captures)
+    found = _compare(shares, peers)
+    limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / len(found))
+    slow = [one for one in found if _is_slow(one, limit, len(rounds))]
+    if slow and len(slow) * 2 <= len(found):
+        return _named(slow, rounds, captures)
+    best = max(found, key=lambda one: one.deviations)
+    near = best.deviations >= _NEAR and best.outside >= best.peers * _RATIO
+    seen = f"{words.named([best.rank])} was outside of operations in {_percent(best.outside)} of the looks"
+    lines = [f"no rank stands out: {seen}, its peers in {_percent(best.peers)}"]
+    if near:
+        lines.append(f"not enough to name it: {ROUNDS} more rounds are needed")
+    else:
+        lines.append("all are equally slow, as far as can be seen")
+    return _nobody(lines, captures)
 
 
-def _odd(merged: Merged) -> set[int]:
+def waits(position: Position) -> bool:
+    """Whether a rank that stands there waits for others."""
+    if position.place in WAITING_FOR_PEERS:
+        return True
+    # C++ waits without a frame, below one of torch's
+    in_torch = bool(position.frames) and bool(TORCH.search(position.frames[0].file))
+    return in_torch and position.is_idle and wait_class(position.waits_in) in ("", "futex", "poll", "network")
+
+
+def _outside(one: Merged) -> dict[int, tuple[float, int]]:
+    """For each rank its share of looks outside of operations, and the number of looks."""
     looks: Counter[int] = Counter()
     outside: Counter[int] = Counter()
-    for position in merged.positions:
-        if position.kind == "trainer":
-            for member in position.members:
-                looks[member.rank] += member.looks
-                outside[member.rank] += member.looks * (position.place not in WAITING_FOR_PEERS)
-    share = {rank: outside[rank] / count for rank, count in looks.items() if count}
-    busy = {rank for rank, part in share.items() if part >= _MOST}
+    for position in one.positions:
+        if position.kind != "trainer" or position.place == "unreadable":
+            continue
+        is_outside = not waits(position)
+        for member in position.members:
+            looks[member.rank] += member.looks
+            outside[member.rank] += member.looks * is_outside
+    return {rank: (outside[rank] / count, count) for rank, count in looks.items()}
+
+
+_PIPELINE = re.compile(r"(^|_)(pp|pipeline\w*)$", re.IGNORECASE)
+
+
+def _peers(ranks: Sequence[int], now: Merged, mesh: Mapping[str, int] | None) -> list[list[int]]:
+    """Ranks that have the same to do, together."""
+    stages: dict[int, list[int]] = defaultdict(list)
+    learnt = {
+        rank: at
+        for group in now.groups.values()
+        if _PIPELINE.search(group.description)
+        for at, rank in enumerate(group.members)
+    }
+    for rank in ranks:
+        stages[coordinates(mesh, rank).get("pp", 0) if mesh else learnt.get(rank, 0)].append(rank)
+    return [one for one in stages.values() if len(one) > _FEWEST_PEERS]
+
+
+def _compare(shares: Sequence[Mapping[int, tuple[float, int]]], stages: Sequence[Sequence[int]]) -> list[_Rank]:
+    above: dict[int, list[float]] = {rank: [] for stage in stages for rank in stage}
+    usual: dict[int, list[float]] = {rank: [] for rank in above}
+    flags: Counter[int] = Counter()
+    floors: list[float] = []
+    for one in shares:
+        for stage in stages:
+            middle = median(one[rank][0] for rank in stage)
+            looks = median(one[rank][1] for rank in stage)
+            # chance has a share in any count, most of all in the middle between never and always
+            floors.append(max(middle * (1 - middle), 0.05) / looks)
+            for rank in stage:
+                above[rank].append(one[rank][0] - middle)
+                usual[rank].append(middle)
+            first, *others = sorted(stage, key=lambda rank: -above[rank][-1])
+            top = above[first][-1]
+            flags.update(rank for rank in (first, *others) if above[rank][-1] > 0 and above[rank][-1] >= 0.8 * top)
+    # what healthy ranks differ by from round to round, whatever the reason
+    spread = _SPREAD * median(abs(away) for aways in above.values() for away in aways)
+    floor = (sum(floors) / len(floors)) ** 0.5
+    deviation = max(spread, floor) / len(shares) ** 0.5
+    return [
+        _Rank(
+            rank,
+            sum(one[rank][0] for one in shares) / len(shares),
+            sum(usual[rank]) / len(shares),
+            sum(aways) / len(shares) / deviation,
+            flags[rank],
+        )
+        for rank, aways in above.items()
+    ]
+
+
+def _is_slow(one: _Rank, limit: float, rounds: int) -> bool:
     return (
-        busy
-        if busy and all(share[rank] <= _FEW for rank in share.keys() - busy) and 2 * len(busy) < len(share)
-        else set()
+        one.deviations >= limit
+        and one.outside >= one.peers * _RATIO
+        and one.outside - one.peers >= _GAP
+        and one.rounds * 5 >= rounds * 4
     )
+
+
+def _named(slow: Sequence[_Rank], rounds: Sequence[Merged], captures: tuple[int, ...]) -> Located:
+    nodes = rounds[-1].nodes
+    lines = []
+    for one in slow[:8]:
+        node = f" on {nodes[one.rank]}" if one.rank in nodes else ""
+        lines.append(
+            f"rank {one.rank}{node} was outside of operations in {_percent(one.outside)} of the looks, its peers in "
+            f"{_percent(one.peers)}, and furthest above them in {one.rounds} of {len(rounds)} rounds"
+        )
+        if where := _most_often(one.rank, rounds):
+            lines.append(f"rank {one.rank} was most often in {where}, while others wait inside operations")
+    ranks = tuple(one.rank for one in slow)
+    named = tuple(dict.fromkeys(nodes[rank] for rank in ranks if rank in nodes))
+    surest = min(one.deviations for one in slow)
+    return Located(
+        kind="slow",
+        ranks=ranks,
+        nodes=named,
+        eviction=parallel.bounded(named, set(nodes.values())),
+        category="straggler",
+        confidence=round(min(0.9, 0.5 + 0.05 * surest), 2),
+        evidence=tuple(lines),
+        captures=captures,
+    )
+
+
+def _most_often(rank: int, rounds: Sequence[Merged]) -> str:
+    """The place outside of operations where a rank was seen most."""
+    seen: Counter[str] = Counter()
+    for one in rounds:
+        for position in one.positions:
+            if position.kind == "trainer" and position.frames and not waits(position):
+                looks = sum(member.looks for member in position.members if member.rank == rank)
+                seen[" < ".join(frame.function for frame in position.frames[:2])] += looks
+    ((where, looks),) = seen.most_common(1) or [("", 0)]
+    return where if looks else ""
+
+
+def _nobody(lines: list[str], captures: tuple[int, ...]) -> Located:
+    return Located(kind="unknown", confidence=0.1, evidence=tuple(lines), captures=captures)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"

@@ -51,7 +51,13 @@ _ARM64 = {
     133: "rt_sigsuspend", 137: "rt_sigtimedwait", 202: "accept", 203: "connect", 206: "sendto", 207: "recvfrom",
     211: "sendmsg", 212: "recvmsg", 215: "munmap", 222: "mmap", 242: "accept4", 260: "wait4", 291: "statx",
 }  # fmt: skip
-SYSTEM_CALLS: Mapping[int, str] = _ARM64 if platform.machine() in ("aarch64", "arm64") else _X86_64
+
+
+def of_machine(machine: str) -> Mapping[int, str]:
+    return _ARM64 if machine in ("aarch64", "arm64") else _X86_64
+
+
+SYSTEM_CALLS = of_machine(platform.machine())
 """By their numbers on this machine, those that a process may be found in for long."""
 
 
@@ -186,11 +192,10 @@ def state_of(pid: int, letter: str) -> State:
 
 def is_frozen(pid: int) -> bool:
     """By the freezer of its control group: the kernel shows it as asleep, or as uninterruptible."""
-    where = _read(f"/proc/{pid}/wchan")
-    if where in _FREEZERS:
+    if _read(f"/proc/{pid}/wchan") in _FREEZERS:
         return True
-    # where the kernel tells no function, the group does
-    return where in ("", "0") and any(_holds_frozen(line) for line in _read(f"/proc/{pid}/cgroup").splitlines())
+    # newer kernels freeze whoever sleeps where he sleeps
+    return any(_holds_frozen(line) for line in _read(f"/proc/{pid}/cgroup").splitlines())
 
 
 def _holds_frozen(line: str) -> bool:

@@ -94,7 +94,7 @@ def _see_init_process_group() -> None:
         current.at("train")
         return result
 
-    _replace(original, init_process_group)
+    _replace("init_process_group", original, init_process_group)
 
 
 def _see_groups() -> None:
@@ -119,16 +119,16 @@ def _see_groups() -> None:
     for name in ("new_group", "split_group"):
         original = getattr(distributed_c10d, name, None)  # older versions split no groups
         if original is not None:
-            _replace(original, seen(original))
+            _replace(name, original, seen(original))
 
 
-def _replace(original: Any, ours: Any) -> None:
+def _replace(name: str, original: Any, ours: Any) -> None:
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
     for module in (dist, distributed_c10d, device_mesh):
-        if getattr(module, original.__name__, None) is original:
-            setattr(module, original.__name__, ours)
+        if getattr(module, name, None) is original:
+            setattr(module, name, ours)
 
 
 def install_on_import() -> None:

@@ -31,6 +31,11 @@ class Operation(msgspec.Struct, frozen=True, array_like=True):
     since: float = 0.0
     """When it was called, in seconds since the epoch by the clock of its node; 0 if not known, or done."""
 
+    def __post_init__(self) -> None:
+        # what comes over a network has lists in it, which cannot be counted
+        if any(isinstance(one, list) for one in self.shape):
+            msgspec.structs.force_setattr(self, "shape", _as_tuples(self.shape))
+
     @property
     def peer(self) -> int | None:
         """Position in the group of the one that sends to or receives from us."""
@@ -42,6 +47,10 @@ class Operation(msgspec.Struct, frozen=True, array_like=True):
         """Our own position in the group."""
         found = PEER.search(self.name)
         return int(found[1]) if found else None
+
+
+def _as_tuples(shape: Any) -> Any:
+    return tuple(map(_as_tuples, shape)) if isinstance(shape, list | tuple) else shape
 
 
 class Group(msgspec.Struct, frozen=True):

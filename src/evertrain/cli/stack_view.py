@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import product
-from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 import msgspec
@@ -14,14 +11,14 @@ from rich.text import Text
 
 from evertrain.cli.plain import plain
 from evertrain.controller.capture_files import Kept
+from evertrain.locate import grid
+from evertrain.locate.grid import Grid
+from evertrain.locate.grouping import Cluster, clusters
 from evertrain.locate.words import named, span
 from evertrain.model.stacks import Frame, Located, LocatedKind, Position, ProcessKind
 from evertrain.model.words import counted
 
 KINDS: tuple[ProcessKind, ...] = ("trainer", "loader", "checkpoint", "helper")
-_LETTERS = ascii_uppercase + ascii_lowercase
-_MORE, _UNSEEN = "#", "."
-"""Cells of the grid: a group beyond the letters; a rank of which nothing was seen."""
 _MOST_GROUPS, _MOST_ROWS, _MOST_LINES = 40, 40, 8
 _INNERMOST = 3
 """Frames that are shown in any case."""
@@ -55,17 +52,19 @@ Json = dict[str, Any]
 def lines(kept: Kept) -> Iterator[Text | str]:
     """What a person reads; what differs is marked, on a terminal by colour."""
     yield _title(kept)
-    letters, shown = _letters(kept.merged.positions), 0
-    suspects = frozenset(kept.located.ranks)
+    drawn, shown = _drawn(kept), 0
+    letters, suspects = _letters(drawn), frozenset(kept.located.ranks)
     for kind in KINDS:
-        of_kind = [one for one in kept.merged.positions if one.kind == kind]
+        of_kind = clusters(kept.merged.positions, kind)
         for one in of_kind:
             shown += 1
             if shown <= _MOST_GROUPS:
-                yield _group(one, of_kind[0], letters.get(id(one), " "), suspects)
+                yield _group(one, of_kind[0].first.frames, letters.get(id(one.first), " "), suspects)
     if shown > _MOST_GROUPS:
         yield f"… and {counted(shown - _MOST_GROUPS, 'more group')}: --json has all of them"
-    yield from _grid(kept, letters, suspects)
+    if len(kept.merged.nodes) > 1 and drawn.legend:
+        yield drawn.title
+        yield from (f"  {line}" for line in drawn.lines[:_MOST_ROWS])
     yield from _verdict(kept.located)
     for node in kept.merged.missing[:_MOST_LINES]:
         yield f"not seen: {node} has sent nothing"
@@ -84,9 +83,9 @@ def _title(kept: Kept) -> str:
     )
 
 
-def _group(one: Position, usual: Position, letter: str, suspects: frozenset[int]) -> Text:
-    ranks = _ranks(one)
-    is_suspect = _is_suspect(one, suspects)
+def _group(cluster: Cluster, usual: Sequence[Frame], letter: str, suspects: frozenset[int]) -> Text:
+    one, ranks = cluster.first, cluster.ranks
+    is_suspect = _is_suspect(one.kind, ranks, suspects)
     mark = "*" if is_suspect else " "
     style = "bold red" if is_suspect else ""
     text = Text()
@@ -98,7 +97,7 @@ def _group(one: Position, usual: Position, letter: str, suspects: frozenset[int]
     if one.failure and not one.frames:
         text.append(plain(f"not to be read: {one.failure}"))
         return text
-    differs = _differs(one.frames, usual.frames) if one is not usual else None
+    differs = _differs(one.frames, usual)
     last = -1
     for at in _chosen(one.frames, differs):
         if at:
@@ -111,10 +110,13 @@ def _group(one: Position, usual: Position, letter: str, suspects: frozenset[int]
     return text
 
 
-def _is_suspect(one: Position, suspects: frozenset[int]) -> bool:
+def _is_suspect(kind: ProcessKind, ranks: Sequence[int], suspects: frozenset[int]) -> bool:
     """What belongs to a rank may well stand where those of all others do."""
-    ranks = {member.rank for member in one.members}
-    return not suspects.isdisjoint(ranks) if one.kind == "trainer" else ranks <= suspects
+    return not suspects.isdisjoint(ranks) if kind == "trainer" else suspects.issuperset(ranks)
+
+
+def _ranks(one: Position) -> list[int]:
+    return sorted({member.rank for member in one.members})
 
 
 def _differs(frames: Sequence[Frame], usual: Sequence[Frame]) -> int | None:
@@ -154,77 +156,14 @@ def _verdict(located: Located) -> Iterator[Text | str]:
 # -- grid --------------------------------------------------------------------------------------------------------------
 
 
-def _ranks(one: Position) -> list[int]:
-    return sorted({member.rank for member in one.members})
-
-
-def _letters(positions: Sequence[Position]) -> dict[int, str]:
-    """By identity, of the trainers' groups only: the largest is A."""
-    trainers = [one for one in positions if one.kind == "trainer"]
-    return {id(one): _LETTERS[at] if at < len(_LETTERS) else _MORE for at, one in enumerate(trainers)}
-
-
-def _grid(kept: Kept, letters: dict[int, str], suspects: frozenset[int]) -> Iterator[Text | str]:
-    cells: dict[int, str] = {}
-    for one in reversed(kept.merged.positions):
-        for member in one.members:
-            if one.kind == "trainer":
-                cells[member.rank] = letters[id(one)]
-    rows = list(_rows(kept))
-    if len(kept.merged.nodes) < 2 or not cells:
-        return
-    yield f"grid {_axes(kept)}"
-    width, plain_rows, shown = max((len(label) for label, _ in rows), default=0), 0, 0
-    for label, blocks in rows:
-        ranks = [rank for block in blocks for rank in block]
-        is_dull = len(rows) > _MOST_ROWS and {cells.get(rank, _UNSEEN) for rank in ranks} == {"A"}
-        if is_dull or shown >= _MOST_ROWS:
-            plain_rows += 1
-            continue
-        shown += 1
-        text = Text(f"  {label:<{width}}  ")
-        for number, block in enumerate(blocks):
-            text.append(" " if number else "")
-            for rank in block:
-                text.append(cells.get(rank, _UNSEEN), style="bold red" if rank in suspects else "")
-        yield text
-    if plain_rows:
-        yield f"  … and {counted(plain_rows, 'more row')}"
-
-
-def _axes(kept: Kept) -> str:
-    sizes = _sizes(kept)
-    return " x ".join(sizes) if sizes else "by node"
-
-
-def _sizes(kept: Kept) -> dict[str, int]:
-    """Of the mesh, where it has as many cells as there are ranks."""
+def _drawn(kept: Kept) -> Grid:
     sizes = {name: int(size) for name, _, size in (part.partition("=") for part in kept.mesh.split(",") if part)}
-    cells = 1
-    for size in sizes.values():
-        cells *= size
-    ranks = kept.merged.nodes
-    return sizes if sizes and cells == len(ranks) == max(ranks, default=-1) + 1 else {}
+    return grid.draw(kept.merged, sizes or None, marked=kept.located.ranks)
 
 
-def _rows(kept: Kept) -> Iterator[tuple[str, list[list[int]]]]:
-    """A row for all but the two innermost dimensions, a block for each of the last but one; else a row a node."""
-    sizes = _sizes(kept)
-    if sizes:
-        names, counts = list(sizes), list(sizes.values())
-        outer, rest = counts[:-2], counts[-2:]
-        block, blocks = rest[-1], rest[0] if len(rest) > 1 else 1
-        first = 0
-        for place in product(*map(range, outer)):
-            label = " ".join(f"{name}={at}" for name, at in zip(names, place, strict=False))
-            yield label, [list(range(first + at * block, first + (at + 1) * block)) for at in range(blocks)]
-            first += block * blocks
-        return
-    by_node: dict[str, list[int]] = defaultdict(list)
-    for rank, node in sorted(kept.merged.nodes.items()):
-        by_node[node].append(rank)
-    for node, ranks in by_node.items():
-        yield node, [ranks]
+def _letters(drawn: Grid) -> dict[int, str]:
+    """By identity of a position: the letter of the group that it belongs to."""
+    return {id(one): letter for letter, cluster in drawn.legend for one in cluster.positions}
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -232,7 +171,7 @@ def _rows(kept: Kept) -> Iterator[tuple[str, list[list[int]]]]:
 
 def as_json(kept: Kept) -> Json:
     """The same for programs."""
-    letters, merged = _letters(kept.merged.positions), kept.merged
+    letters, merged = _letters(_drawn(kept)), kept.merged
     suspects = frozenset(kept.located.ranks)
     return {
         "job": kept.job,
@@ -250,7 +189,7 @@ def as_json(kept: Kept) -> Json:
                 "ranks": _ranks(one),
                 "span": span(_ranks(one)),
                 "processes": len({member.pid for member in one.members}),
-                "suspect": _is_suspect(one, suspects),
+                "suspect": _is_suspect(one.kind, _ranks(one), suspects),
                 "state": one.state,
                 "place": one.place,
                 "is_idle": one.is_idle,

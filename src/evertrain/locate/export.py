@@ -43,7 +43,12 @@ def files(raw: Mapping[int, bytes], groups: Mapping[str, Group]) -> dict[str, by
     whole = _with_members(raw, groups)
     dumps = {rank: corrected(data, rank, whole) for rank, data in raw.items()}
     _align(dumps)
-    return {f"{PREFIX}{rank}": pickle.dumps(content, protocol=2) for rank, content in sorted(dumps.items())}
+    return {f"{PREFIX}{rank}": pickled(content) for rank, content in sorted(dumps.items())}
+
+
+def pickled(content: Mapping[str, Any]) -> bytes:
+    """As torch writes it, and as its analyzer wants it."""
+    return pickle.dumps(content, protocol=2)
 
 
 def corrected(raw: bytes, rank: int, groups: Mapping[str, Group]) -> dict[str, Any]:

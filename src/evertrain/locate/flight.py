@@ -17,22 +17,19 @@ for and waits for nobody himself is accused. The rule of a finding says of what,
 
 Left out and called later look alike as long as everybody waits; `order` means one group, `skipped` several. What a rank
 has left out by its own habit (`Recording.missed`) decides where there is no majority. Sends and receives of gloo are in
-no dump: `with_activities` adds those that pages show.
+no dump: `recorder.with_activities` adds those that pages show.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
-
-import msgspec
 
 from evertrain.locate.members import completed
 from evertrain.locate.recorder import read_summary
 from evertrain.locate.waits import sinks
-from evertrain.model.activity import RankActivity
 from evertrain.model.findings import Action, Category, Culprit, Finding
 from evertrain.model.recording import Group, Operation, Recording, Recordings
 
@@ -43,8 +40,7 @@ Why = Literal["empty", "absent", "skipped", "unstarted", "passed", "no dump", "a
 # operations that end on some members before all have come
 _ONE_SIDED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "coalesced")
 # sizes of these may differ from rank to rank
-_UNEVEN = ("all_to_all", "alltoall", "scatter", "gather", "send", "recv", "coalesced", "_v")
-_TRANSFER = re.compile(r"(send|recv)[a-z_]*(?: (\d+) ?(?:->|<-) ?(\d+))?")
+_UNEVEN = re.compile(r"all_?to_?all|scatter|gather|send|recv|coalesced|\w+_v\b")
 
 YOUNG_S = 1.0
 """Whoever came so shortly before the dump does not hang there. Ranks are not read at the same moment."""
@@ -58,28 +54,7 @@ def judge_summary(content: Mapping[str, Any]) -> tuple[Finding, ...]:
 def waits(found: Recordings) -> dict[int, tuple[int, ...]]:
     """For each rank that stands in an operation: the ranks it waits for there, none if all have come."""
     job = _Job(found)
-    return {rank: tuple(job.waits_for(rank)) for rank in job.ranks if job.oldest(rank) is not None}
-
-
-def with_activities(found: Recordings, activities: Iterable[RankActivity]) -> Recordings:
-    """The same, with the transfers in which ranks stand by their pages: gloo's recorder leaves those out.
-
-    A page names the peers as a recorder does, by their positions in the group: `send 0->3`, `recv 3<-0`. Without them
-    it still says that the rank is not elsewhere.
-    """
-    ranks = dict(found.ranks)
-    for one in activities:
-        told = _TRANSFER.match(one.inside.op) if one.inside else None
-        if one.inside is None or told is None:
-            continue
-        name = f"{told[1]} {told[2]}{'->' if told[1] == 'send' else '<-'}{told[3]}" if told[2] else told[1]
-        transfer = Operation(one.inside.group, name, one.inside.seq, True, True, on_host=True)
-        recording = ranks.get(one.rank, Recording(one.rank, 0))
-        if not any(other.is_transfer and other.is_pending for other in recording.operations):
-            ranks[one.rank] = msgspec.structs.replace(
-                recording, count=recording.count + 1, operations=(transfer, *recording.operations)
-            )
-    return Recordings(ranks, found.groups)
+    return {rank: job.waits_for(rank) for rank in job.ranks if job.oldest(rank) is not None}
 
 
 def judge(found: Recordings) -> tuple[Finding, ...]:
@@ -89,7 +64,7 @@ def judge(found: Recordings) -> tuple[Finding, ...]:
         return ()
     if mismatch := _mismatch(job):
         return (mismatch,)
-    waits = {rank: list(job.waits_for(rank)) for rank in job.ranks}
+    waits = {rank: job.waits_for(rank) for rank in job.ranks}
     ends = sinks(waits)
     why = {rank: job.why(rank, waits) for end in ends if len(end) == 1 for rank in end}
     if not any(waits.values()):
@@ -109,7 +84,7 @@ def judge(found: Recordings) -> tuple[Finding, ...]:
     return (_finding("flight-all-arrived", "unknown", "human", 0.3, Culprit(), job.lines(sorted(job.ranks)[:3]), note),)
 
 
-def _circle(job: _Job, circle: set[int], waits: Mapping[int, list[int]]) -> Finding:
+def _circle(job: _Job, circle: set[int], waits: Mapping[int, tuple[int, ...]]) -> Finding:
     """Ranks that wait for each other: a few that have left out what the others are in, or groups in two orders."""
     left_out = {rank: "skipped" for rank in circle if job.has_left_out(rank, waits)}
     inside = [rank for rank in job.ranks if job.oldest(rank) is not None]
@@ -120,7 +95,7 @@ def _circle(job: _Job, circle: set[int], waits: Mapping[int, list[int]]) -> Find
     return _finding("flight-deadlock", "user_code", "retry", 0.4, Culprit("rank", who), job.lines(who), note)
 
 
-def _accuse(job: _Job, accused: Mapping[int, Why], waits: Mapping[int, list[int]]) -> Finding:
+def _accuse(job: _Job, accused: Mapping[int, Why], waits: Mapping[int, tuple[int, ...]]) -> Finding:
     who = tuple(sorted(accused))
     reasons = set(accused.values())
     behind = sum(1 for rank, whom in waits.items() if whom and rank not in accused)
@@ -144,7 +119,8 @@ def _accuse(job: _Job, accused: Mapping[int, Why], waits: Mapping[int, list[int]
         confidence, told = 0.4, "gave no dump: gone, stopped, or not collected"
     else:
         confidence, told = 0.6, f"{has} not called what the others wait in"
-    note = f"{_list(who)} {told}; {behind} ranks wait for that, directly or through others"
+    others = "1 rank waits" if behind == 1 else f"{behind} ranks wait"
+    note = f"{_list(who)} {told}; {others} for that, directly or through others"
     waiting = [rank for rank, whom in waits.items() if set(whom) & set(who) and rank not in accused][:3]
     evidence = (*job.lines(who), *job.lines(waiting))
     culprit = Culprit("rank", who[0] if len(who) == 1 else who)
@@ -169,6 +145,11 @@ class _Job:
                     self._last[rank][one.group] = max(one.sequence, self._last[rank].get(one.group, 0))
                     if one.is_pending:
                         self._first[rank].setdefault(one.group, one)
+        self._over: dict[tuple[str, int], bool] = {}
+        """Whether some member is done with a collective, by group and number."""
+        self._absent: dict[tuple[str, int, bool], tuple[int, ...]] = {}
+        """Who has not come to a collective."""
+        self._awaited: dict[tuple[str, str, int], set[int]] = defaultdict(set)
         self._passed = {rank for rank in found.ranks if self._is_passed(rank)}
 
     def recording(self, rank: int) -> Recording | None:
@@ -189,10 +170,10 @@ class _Job:
             return None
         return one
 
-    def waits_for(self, rank: int) -> Iterator[int]:
+    def waits_for(self, rank: int) -> tuple[int, ...]:
         oldest = self.oldest(rank)
         if oldest is None or (rank in self._passed and not oldest.on_host):
-            return
+            return ()
         members = self._groups[oldest.group].members
         if oldest.is_transfer:
             peer = oldest.peer
@@ -201,13 +182,16 @@ class _Job:
             elif len(members) == 2 and rank in members:
                 other = members[1 - members.index(rank)]
             else:
-                return
-            if other != rank and not self._has_counterpart(other, oldest):
-                yield other
-            return
-        yield from (one for one in members if one != rank and not self._has_reached(one, oldest))
+                return ()
+            return (other,) if other != rank and not self._has_counterpart(other, oldest) else ()
+        # the same for all who wait there: a job may have ten thousand ranks
+        key = (oldest.group, oldest.sequence, oldest.is_started)
+        if key not in self._absent:
+            self._absent[key] = tuple(one for one in members if not self._has_reached(one, oldest))
+        absent = self._absent[key]
+        return absent if self._has_reached(rank, oldest) else tuple(one for one in absent if one != rank)
 
-    def why(self, rank: int, waits: Mapping[int, list[int]]) -> Why:
+    def why(self, rank: int, waits: Mapping[int, tuple[int, ...]]) -> Why:
         recording = self.recording(rank)
         if recording is None:
             return "no dump"
@@ -222,32 +206,21 @@ class _Job:
             return "absent"
         return "arrived" if first.is_started or not self._is_begun_by_peers(rank, first) else "unstarted"
 
-    def has_left_out(self, rank: int, waits: Mapping[int, list[int]]) -> bool:
-        """Others wait for it in what it has left out by its own habit, and have not left out anything themselves."""
-        recording = self.recording(rank)
-        if recording is None or recording.missed is None:
-            return False
-        missed = _place(recording.missed)
-        return any(
-            (oldest := self.oldest(other)) is not None and rank in whom and _place(oldest) == missed
-            for other, whom in waits.items()
-        )
+    def has_left_out(self, rank: int, waits: Mapping[int, tuple[int, ...]]) -> bool:
+        """Others wait for it in what it has left out by its own habit."""
+        if not self._awaited:
+            for other, whom in waits.items():
+                if whom and (oldest := self.oldest(other)) is not None:
+                    self._awaited[_place(oldest)].update(whom)
+        missed = self.missed(rank)
+        return missed is not None and rank in self._awaited.get(_place(missed), ())
 
-    def has_missed(self, rank: int, group: str, number: int, by_rank: Mapping[int, list[Operation]]) -> bool:
-        """It has called something else where others, under the same number, have called what it was wont to."""
+    def missed(self, rank: int) -> Operation | None:
         recording = self.recording(rank)
-        missed = recording.missed if recording else None
-        if missed is None or (missed.group, missed.sequence) != (group, number):
-            return False
-        return any(
-            told[0].name == missed.name and missed.shape in ((), told[0].shape)
-            for other, told in by_rank.items()
-            if other != rank
-        )
+        return recording.missed if recording else None
 
     def left_out(self, rank: int) -> str:
-        recording = self.recording(rank)
-        one = recording.missed if recording else None
+        one = self.missed(rank)
         return f"{one.name} #{one.sequence} of group {self._groups[one.group]}" if one else "an operation"
 
     def are_on_host(self, ranks: Iterable[int]) -> bool:
@@ -298,11 +271,12 @@ class _Job:
         if self.oldest(rank) is None:
             return False
         for name, first in self._first[rank].items():
-            if first.name.startswith(_ONE_SIDED):
-                continue
-            for other in self._groups[name].members:
-                if other != rank and self._has_finished(other, first):
-                    return True
+            key = (name, first.sequence)
+            if key not in self._over:
+                # which it cannot be for the rank itself
+                self._over[key] = any(self._has_finished(other, first) for other in self._groups[name].members)
+            if self._over[key] and not first.name.startswith(_ONE_SIDED):
+                return True
         return False
 
     def _has_finished(self, rank: int, what: Operation) -> bool:
@@ -330,7 +304,12 @@ def _mismatch(job: _Job) -> Finding | None:
         (usual, most), *others = kinds.most_common()
         odd = tuple(sorted(rank for rank, told in by_rank.items() if _signature(told) != usual))
         # whoever was wont to come here with something else, as the others have now
-        out_of_habit = tuple(rank for rank in sorted(by_rank) if job.has_missed(rank, name, number, by_rank))
+        kept = {(name, told[0].name, number, shape) for told in by_rank.values() for shape in ((), told[0].shape)}
+        out_of_habit = tuple(
+            rank
+            for rank in sorted(by_rank)
+            if (missed := job.missed(rank)) and (missed.group, missed.name, missed.sequence, missed.shape) in kept
+        )
         is_clear = most > sum(count for _, count in others)
         if out_of_habit and len(out_of_habit) * 2 <= len(by_rank):
             odd, is_clear = out_of_habit, True
@@ -342,8 +321,10 @@ def _mismatch(job: _Job) -> Finding | None:
         note += f", unlike the others: {_list(odd)}" if is_clear else ", without a majority"
         rule = "flight-mismatch"
         if out_of_habit == odd:
-            rule = "flight-order"
-            note += f", where {job.left_out(odd[0])} always came before: called in another order, or left out"
+            note += f", where {job.left_out(odd[0])} always came before"
+            if not any(found.is_new for rank in odd if (found := job.recording(rank))):
+                rule = "flight-order"
+                note += ": called in another order, or left out"
         shown = [*odd, *(rank for rank in sorted(by_rank) if rank not in odd)][:16]
         evidence = tuple(
             f"rank {rank}: #{number} {by_rank[rank][0].name}, {by_rank[rank][0].shape}" for rank in sorted(shown)
@@ -354,7 +335,7 @@ def _mismatch(job: _Job) -> Finding | None:
 
 
 def _signature(operations: list[Operation]) -> tuple[Any, ...]:
-    return tuple((one.name, () if any(word in one.name for word in _UNEVEN) else one.shape) for one in operations)
+    return tuple((one.name, () if _UNEVEN.match(one.name) else one.shape) for one in operations)
 
 
 def _finding(

@@ -8,16 +8,18 @@ ones that are pending.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from evertrain.locate import habit, pickles
+from evertrain.model.activity import RankActivity
 from evertrain.model.recording import PEER, Group, Operation, Recording, Recordings
 
 _NUMBERS = re.compile(r"\d+")
 _RANK_IN_NAME = re.compile(r"(\d+)(?:\.[A-Za-z]\w*)*$")
+_TRANSFER = re.compile(r"(send|recv)[a-z_]*(?: (\d+) ?(?:->|<-) ?(\d+))?")
 _MOST_ENTRIES = 20_000
 """The newest ones are looked at; the recorder keeps 2,000 by default."""
 _LONGEST_NAME = 300
@@ -72,32 +74,29 @@ def read(data: bytes, rank: int | None, time: float = 0.0) -> Recordings:
             group = _group_of(entry, config)
             groups.setdefault(group.name, group)
             called.append(_operation(entry, group.name))
-    operations = tuple(_kept(called))
-    return Recordings({rank: Recording(rank, len(called), operations, time=time, missed=_missed(called))}, groups)
+    missed, is_new = _missed(called)
+    found = Recording(rank, len(called), tuple(_kept(called)), time=time, missed=missed, is_new=is_new)
+    return Recordings({rank: found}, groups)
 
 
 def _kept(called: Sequence[Operation]) -> Iterator[Operation]:
-    """What is pending, and of the others the last of each kind in each group; sizes of the last in a group only."""
-    last_kinds = {(one.group, one.name): at for at, one in enumerate(called) if not one.is_pending}
-    last = {one.group: at for at, one in enumerate(called) if not one.is_transfer}
-    kept = set(last_kinds.values())
-    for at, one in enumerate(called):
-        if one.is_pending:
-            yield one
-        elif at in kept:
-            yield one if last.get(one.group) == at or not one.shape else msgspec.structs.replace(one, shape=())
+    """What is pending, and of the others the last of each kind in each group."""
+    last = {(one.group, one.name): at for at, one in enumerate(called) if not one.is_pending}
+    return (one for at, one in enumerate(called) if one.is_pending or last[one.group, one.name] == at)
 
 
-def _missed(called: Sequence[Operation]) -> Operation | None:
-    """What a rank has left out by its own habit, with the number that it would have had."""
+def _missed(called: Sequence[Operation]) -> tuple[Operation | None, bool]:
+    """What a rank has left out by its own habit, with the number that it would have had; and whether what it has called
+    there instead was new to it."""
     for with_shape in (True, False):
         calls = [(one.group, one.name, one.shape if with_shape else ()) for one in called]
         for at, (group, name, shape) in habit.departures(calls):
             before = [one for one in called[:at] if one.group == group and not one.is_transfer]
             is_transfer = bool(PEER.search(name))
             if not is_transfer and before and (group, name, shape) not in calls[at + 1 :]:
-                return Operation(group, name, before[-1].sequence + 1, False, False, shape)
-    return None
+                missed = Operation(group, name, before[-1].sequence + 1, False, False, shape)
+                return missed, calls[at] not in calls[:at]
+    return None, False
 
 
 def read_summary(content: Mapping[str, Any]) -> Recordings:
@@ -136,6 +135,27 @@ def together(found: list[Recordings]) -> Recordings:
             if name not in groups or (group.members and not groups[name].members):
                 groups[name] = group
     return Recordings(ranks, groups)
+
+
+def with_activities(found: Recordings, activities: Iterable[RankActivity]) -> Recordings:
+    """The same, with the transfers in which ranks stand by their pages: gloo's recorder leaves those out.
+
+    A page names the peers as a recorder does, by their positions in the group: `send 0->3`, `recv 3<-0`. Without them
+    it still says that the rank is not elsewhere.
+    """
+    ranks = dict(found.ranks)
+    for one in activities:
+        told = _TRANSFER.match(one.inside.op) if one.inside else None
+        if one.inside is None or told is None:
+            continue
+        name = f"{told[1]} {told[2]}{'->' if told[1] == 'send' else '<-'}{told[3]}" if told[2] else told[1]
+        transfer = Operation(one.inside.group, name, one.inside.seq, True, True, on_host=True)
+        recording = ranks.get(one.rank, Recording(one.rank, 0))
+        if not any(other.is_transfer and other.is_pending for other in recording.operations):
+            ranks[one.rank] = msgspec.structs.replace(
+                recording, count=recording.count + 1, operations=(transfer, *recording.operations)
+            )
+    return Recordings(ranks, found.groups)
 
 
 def one_dump(dumps: Sequence[bytes]) -> bytes:

@@ -23,7 +23,7 @@ class Operation(msgspec.Struct, frozen=True, array_like=True):
     is_transfer: bool
     is_pending: bool
     shape: tuple[Any, ...] = ()
-    """Sizes and types of input and output; empty if not known, or long done."""
+    """Sizes and types of input and output; empty if not known."""
     is_started: bool = False
     """The device is known to have begun it. A recorder without start events says so of none."""
     on_host: bool = False
@@ -69,6 +69,8 @@ class Recording(msgspec.Struct, frozen=True, omit_defaults=True):
     missed: Operation | None = None
     """What it has left out by its own habit: always called at such a place before, with another operation there now,
     and not called since. A program may have its reasons, so this counts only where others wait in that operation."""
+    is_new: bool = False
+    """What it has called there instead it had never called before."""
 
 
 class Recordings(msgspec.Struct, frozen=True):

@@ -118,6 +118,15 @@ def _answers(socket_path: Path, deadline: float) -> list[bytes]:
 
 
 def _ask(socket_path: Path, method: str, path: str, deadline: float) -> bytes:
+    try:
+        return _exchange(socket_path, method, path, deadline)
+    except TimeoutError:
+        raise TimeoutError(
+            f"{socket_path}: no answer in time: the process is stopped, uninterruptible, or the machine overloaded"
+        ) from None
+
+
+def _exchange(socket_path: Path, method: str, path: str, deadline: float) -> bytes:
     """One HTTP request over a unix socket. The time limit holds for all of it, not for each read."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(_left(deadline))
@@ -147,5 +156,5 @@ def _ask(socket_path: Path, method: str, path: str, deadline: float) -> bytes:
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("the flight recorder did not answer in time: its process is stopped, or overloaded")
+        raise TimeoutError
     return left

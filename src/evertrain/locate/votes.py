@@ -34,6 +34,8 @@ _AT_WORK = 0.4
 """Whoever the others wait for is at work in so many looks at least, bubbles included."""
 _TELLING, _FEWEST_TELLING = 0.15, 4
 _MOST = 0.8
+_CLEAR = 1.6
+"""So many times the limit makes up for a round that tells nothing."""
 _FLOOR = 0.6
 _NEAR = 2.0
 """Standard deviations from which on more rounds are worth it."""
@@ -175,7 +177,7 @@ def _is_slow(one: _Rank, limit: float) -> bool:
     return (
         one.deviations >= limit
         and one.outside >= max(one.peers * _RATIO, one.peers + _GAP, _AT_WORK)
-        and one.telling >= _FEWEST_TELLING
+        and one.telling >= _FEWEST_TELLING - (one.deviations >= _CLEAR * limit)
         and one.flags >= _MOST * one.telling
     )
 

@@ -100,8 +100,17 @@ class Job:
 
     def captures(self, number: int = 1, missing: Iterable[str] = ()) -> list[NodeCapture]:
         found = []
-        for node in dict.fromkeys(self.nodes.values()):
-            here = [rank for rank, where in self.nodes.items() if where == node]
+        ranks: dict[str, list[int]] = {}
+        for rank, node in self.nodes.items():
+            ranks.setdefault(node, []).append(rank)
+        processes: dict[str, list[Seen]] = {}
+        for one in self.processes.values():
+            processes.setdefault(self.nodes[one.rank], []).append(one)
+        groups: dict[str, dict[str, Group]] = {}
+        for group in self.groups.values():
+            for rank in group.members:
+                groups.setdefault(self.nodes[rank], {})[group.name] = group
+        for node, here in ranks.items():
             if node not in missing:
                 found.append(
                     NodeCapture(
@@ -109,11 +118,9 @@ class Job:
                         attempt=1,
                         node=node,
                         time=100.0 + number,
-                        positions=grouping.group(one for one in self.processes.values() if one.rank in here),
+                        positions=grouping.group(processes.get(node, ())),
                         activities=tuple(self.activities[rank] for rank in here if rank in self.activities),
-                        groups=grouping.slim(
-                            (one for one in self.groups.values() if set(here) & set(one.members)), here, self.size
-                        ),
+                        groups=grouping.slim(groups[node].values(), here, self.size),
                         recordings=tuple(self.recordings[rank] for rank in here if rank in self.recordings),
                     )
                 )

@@ -30,14 +30,19 @@ _FALSE_ALARMS = 3e-4
 """Of votes on healthy jobs, so many may name somebody."""
 _RATIO, _GAP = 1.25, 0.08
 """Smaller differences than these are no reason for a slow job, however sure."""
-_NEAR = 2.5
+_AT_WORK = 0.4
+"""Whoever the others wait for is at work in so many looks at least, bubbles included."""
+_TELLING, _FEWEST_TELLING = 0.15, 4
+_MOST = 0.8
+_CLEAR = 1.6
+"""So many times the limit makes up for a round that tells nothing."""
+_FLOOR = 0.6
+_NEAR = 2.0
 """Standard deviations from which on more rounds are worth it."""
 _FEWEST_PEERS = 2
-_SPREAD = 1.4826
-"""From a median distance to a standard deviation."""
 
 
-class _Rank(msgspec.Struct, frozen=True):
+class _Rank(msgspec.Struct, frozen=True, kw_only=True):
     """What the looks say of one rank."""
 
     rank: int
@@ -47,8 +52,10 @@ class _Rank(msgspec.Struct, frozen=True):
     """... and the median of its peers."""
     deviations: float
     """How far it is above them, in standard deviations."""
-    rounds: int
-    """In so many it was further above its peers than any of them."""
+    flags: int
+    """In so many rounds it was the furthest above its peers,"""
+    telling: int
+    """... of those in which anybody was: where a step takes longer than a round, all may compute all the time."""
 
 
 def vote(rounds: Sequence[Merged], *, mesh: Mapping[str, int] | None = None) -> Located:
@@ -63,7 +70,7 @@ def vote(rounds: Sequence[Merged], *, mesh: Mapping[str, int] | None = None) -> 
         return _nobody(["no rank has peers that have the same to do, and could be compared with it"], captures)
     found = _compare(shares, peers)
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / len(found))
-    slow = [one for one in found if _is_slow(one, limit, len(rounds))]
+    slow = [one for one in found if _is_slow(one, limit)]
     if slow and len(slow) * 2 <= len(found):
         return _named(slow, rounds, captures)
     best = max(found, key=lambda one: one.deviations)
@@ -121,41 +128,57 @@ def _compare(shares: Sequence[Mapping[int, tuple[float, int]]], stages: Sequence
     above: dict[int, list[float]] = {rank: [] for stage in stages for rank in stage}
     usual: dict[int, list[float]] = {rank: [] for rank in above}
     flags: Counter[int] = Counter()
-    floors: list[float] = []
+    telling: Counter[int] = Counter()
+    chance: list[float] = []
     for one in shares:
         for stage in stages:
-            middle = median(one[rank][0] for rank in stage)
-            looks = median(one[rank][1] for rank in stage)
-            # chance has a share in any count, most of all in the middle between never and always
-            floors.append(max(middle * (1 - middle), 0.05) / looks)
-            for rank in stage:
-                above[rank].append(one[rank][0] - middle)
-                usual[rank].append(middle)
-            first, *others = sorted(stage, key=lambda rank: -above[rank][-1])
-            top = above[first][-1]
-            flags.update(rank for rank in (first, *others) if above[rank][-1] > 0 and above[rank][-1] >= 0.8 * top)
-    # what healthy ranks differ by from round to round, whatever the reason
-    spread = _SPREAD * median(abs(away) for aways in above.values() for away in aways)
-    floor = (sum(floors) / len(floors)) ** 0.5
-    deviation = max(spread, floor) / len(shares) ** 0.5
+            found = sorted((one[rank][0], rank) for rank in stage)
+            values = [share for share, _ in found]
+            for at, (share, rank) in enumerate(found):
+                others = _median_without(values, at)
+                above[rank].append(share - others)
+                usual[rank].append(others)
+            top = max(above[rank][-1] for rank in stage)
+            middle = median(values)
+            chance.append(max(middle * (1 - middle), 0.05) / median(one[rank][1] for rank in stage))
+            if top >= _TELLING:
+                telling.update(stage)
+                flags.update(rank for rank in stage if above[rank][-1] >= 0.75 * top)
+    # looks in a row depend on each other: chance has less of a share in them than if each were taken for itself
+    floor = _FLOOR**2 * sum(chance) / len(chance)
+    squares = {rank: sum(away * away for away in aways) for rank, aways in above.items()}
+    everybodys, values_each = sum(squares.values()), len(shares) * max(len(above) - 1, 1)
+
+    def deviation(rank: int) -> float:
+        """What the others differ by from round to round, whatever the reason."""
+        return float(((max((everybodys - squares[rank]) / values_each, floor)) / len(shares)) ** 0.5)
+
     return [
         _Rank(
-            rank,
-            sum(one[rank][0] for one in shares) / len(shares),
-            sum(usual[rank]) / len(shares),
-            sum(aways) / len(shares) / deviation,
-            flags[rank],
+            rank=rank,
+            outside=sum(one[rank][0] for one in shares) / len(shares),
+            peers=sum(usual[rank]) / len(shares),
+            deviations=sum(aways) / len(shares) / deviation(rank),
+            flags=flags[rank],
+            telling=telling[rank],
         )
         for rank, aways in above.items()
     ]
 
 
-def _is_slow(one: _Rank, limit: float, rounds: int) -> bool:
+def _median_without(ordered: Sequence[float], left_out: int) -> float:
+    """The median of all but one, from what is in order already: a stage may have thousands of ranks."""
+    count = len(ordered) - 1
+    low, high = (count - 1) // 2, count // 2
+    return (ordered[low + (low >= left_out)] + ordered[high + (high >= left_out)]) / 2
+
+
+def _is_slow(one: _Rank, limit: float) -> bool:
     return (
         one.deviations >= limit
-        and one.outside >= one.peers * _RATIO
-        and one.outside - one.peers >= _GAP
-        and one.rounds * 5 >= rounds * 4
+        and one.outside >= max(one.peers * _RATIO, one.peers + _GAP, _AT_WORK)
+        and one.telling >= _FEWEST_TELLING - (one.deviations >= _CLEAR * limit)
+        and one.flags >= _MOST * one.telling
     )
 
 
@@ -166,7 +189,7 @@ def _named(slow: Sequence[_Rank], rounds: Sequence[Merged], captures: tuple[int,
         node = f" on {nodes[one.rank]}" if one.rank in nodes else ""
         lines.append(
             f"rank {one.rank}{node} was outside of operations in {_percent(one.outside)} of the looks, its peers in "
-            f"{_percent(one.peers)}, and furthest above them in {one.rounds} of {len(rounds)} rounds"
+            f"{_percent(one.peers)}, and the furthest above them in {one.flags} of {len(rounds)} rounds"
         )
         if where := _most_often(one.rank, rounds):
             lines.append(f"rank {one.rank} was most often in {where}, while others wait inside operations")

@@ -144,7 +144,7 @@ async def test_two_users_at_once_share_a_look(serving: Serving) -> None:
 async def test_who_sends_nothing_is_named_and_nobody_waits_for_it(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "COLLECT_S", 0.3)
+    monkeypatch.setitem(rules.COLLECT_S, "user", 0.3)
     number = await serving.ordered()
     await serving.send(number, "node-0", seen(number))
     found = await serving.over(number)
@@ -159,7 +159,7 @@ async def test_of_a_node_that_has_left_nothing_is_waited_for(serving: Serving) -
     node = serving.conductor._nodes["node-1"]
     serving.conductor._nodes["node-1"] = msgspec.structs.replace(node, connected=False)
     found = await serving.over(number)
-    assert found["merged"]["missing"] == ["node-1"] and time.monotonic() - began < rules.COLLECT_S
+    assert found["merged"]["missing"] == ["node-1"] and time.monotonic() - began < rules.COLLECT_S["user"]
 
 
 async def test_what_does_not_belong_there_is_refused(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from evertrain.model.capture_records import CaptureAsked, CaptureReason, HangLoc
 from evertrain.model.config import HangConfig
 from evertrain.model.stacks import CaptureOrder, Located
 
-COLLECT_S = 3.0
-"""So long after the order the controller waits for what the nodes send."""
+COLLECT_S: dict[CaptureReason, float] = {"hang": 3.0, "user": 6.0, "slow": 8.0}
+"""So long after the order the controller waits for what the nodes send; only a hang is in a hurry."""
 AHEAD_S = 1.5
 """So long before its verdict is needed a capture is asked for."""
 LATE_S = 2.0
@@ -122,7 +122,7 @@ def next_round(state: JobState, attempt: Attempt, picture: Picture, now: float) 
 
 def collect_s(asked: CaptureAsked) -> float:
     """So long after the order what nodes have seen is waited for."""
-    return COLLECT_S + (asked.looks - 1) * asked.every_s
+    return COLLECT_S[asked.reason]
 
 
 def in_flight(state: JobState, picture: Picture, now: float) -> CaptureAsked | None:

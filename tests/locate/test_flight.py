@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evertrain.locate import flight, recorder
+from evertrain.model import activity
+from evertrain.model.activity import RankActivity
 from evertrain.model.findings import Culprit, Finding
-from evertrain.model.recording import Recordings
+from evertrain.model.recording import Group, Recordings
 
 DATA = Path(__file__).parent.parent / "data" / "flight"
 
@@ -152,6 +154,161 @@ def test_victims_of_victims_lead_to_the_cause_through_several_groups() -> None:
         dump(3, entry("tp1", 8, done=True), groups=groups),
     ]
     assert judge(recorder.together(dumps)).culprit == Culprit("rank", 3)
+
+
+# --- what live ranks show
+
+
+def live(rank: int, *calls: tuple[str, int, str], pending: bool = True, at: float = 100.0, **other: Any) -> Recordings:
+    """The calls of a rank on gloo, the last one pending since `at`, read at second 110."""
+    entries = [entry(group, number, op, retired=True, profiling_name=f"gloo:{op}") for group, number, op in calls]
+    if pending:
+        entries[-1] |= {"retired": False, "state": "scheduled", "time_created_ns": int(at * 1e9)} | other
+    content = {"version": "2.10", "pg_config": {"": {"name": "", "ranks": "[]"}}, "entries": entries}
+    return recorder.read(json.dumps(content).encode(), rank, 110.0)
+
+
+MEMBERS = Recordings(
+    {},
+    {
+        "0": Group("0", "default_pg", (0, 1, 2, 3)),
+        "1": Group("1", "tp", (0, 1)),
+        "2": Group("2", "tp", (2, 3)),
+    },
+)
+
+
+def steps(rank: int, count: int, *more: tuple[str, int, str]) -> list[tuple[str, int, str]]:
+    """Each step: its pair, the world, the pair again."""
+    pair = "1" if rank < 2 else "2"
+    done = []
+    for step in range(count):
+        done += [(pair, 2 * step + 1, "all_gather"), ("0", step + 1, "all_reduce"), (pair, 2 * step + 2, "all_reduce")]
+    return [*done, *((pair if group == "pair" else group, number, op) for group, number, op in more)]
+
+
+def test_one_that_leaves_out_what_a_pair_does_is_told_from_its_partner() -> None:
+    """Rank 2 has skipped its pair's operation, 3 waits there; all others wait in the world for 3."""
+    dumps = [live(rank, *steps(rank, 4, ("pair", 9, "all_gather"), ("0", 5, "all_reduce"))) for rank in (0, 1)]
+    dumps += [live(2, *steps(2, 4, ("0", 5, "all_reduce"))), live(3, *steps(3, 4, ("pair", 9, "all_gather")))]
+    together = recorder.together([MEMBERS, *dumps])
+    found = judge(together)
+    assert (found.rule, found.culprit, found.action) == ("flight-skipped", Culprit("rank", 2), "user_code")
+    assert "without all_gather #9 of group 2 (tp)" in found.note
+    assert flight.waits(together) == {0: (3,), 1: (3,), 2: (3,), 3: (2,)}
+
+
+def test_without_a_past_that_is_a_circle() -> None:
+    dumps = [live(rank, ("1", 1, "all_gather"), ("0", 1, "all_reduce")) for rank in (0, 1)]
+    dumps += [live(2, ("0", 1, "all_reduce")), live(3, ("2", 1, "all_gather"))]
+    found = judge(recorder.together([MEMBERS, *dumps]))
+    assert (found.rule, found.culprit) == ("flight-deadlock", Culprit("rank", (2, 3)))
+
+
+def test_half_a_job_in_another_order_is_no_single_rank_that_leaves_something_out() -> None:
+    dumps = [live(rank, *steps(rank, 4, ("pair", 9, "all_gather"))) for rank in (0, 3)]
+    dumps += [live(rank, *steps(rank, 4, ("0", 5, "all_reduce"))) for rank in (1, 2)]
+    assert judge(recorder.together([MEMBERS, *dumps])).rule == "flight-deadlock"
+
+
+def test_left_out_long_ago_and_now_elsewhere() -> None:
+    """Rank 2 is outside of all operations, but others wait in one that it has passed by."""
+    groups = Recordings({}, MEMBERS.groups | {"3": Group("3", "dp", (0, 2)), "4": Group("4", "dp", (1, 3))})
+
+    def calls(rank: int, *last: str) -> list[tuple[str, int, str]]:
+        pair, dp = ("1" if rank < 2 else "2"), ("4" if rank % 2 else "3")
+        names = {"pair": pair, "dp": dp, "0": "0"}
+        listed = ["pair", "dp", "0", "dp"] * 5 + list(last)
+        counts: dict[str, int] = {}
+        done = []
+        for name in listed:
+            counts[name] = counts.get(name, 0) + 1
+            done.append((names[name], counts[name], "all_reduce"))
+        return done
+
+    dumps = [live(0, *calls(0, "pair", "dp", "0")), live(1, *calls(1, "pair", "dp"))]
+    dumps += [live(2, *calls(2, "dp"), pending=False), live(3, *calls(3, "pair"))]
+    found = judge(recorder.together([groups, *dumps]))
+    assert (found.rule, found.culprit) == ("flight-skipped", Culprit("rank", 2))
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "rule"),
+    [
+        ("all_reduce", [[8]], "flight-order"),  # which it calls as well, but later
+        ("barrier", [], "flight-mismatch"),
+        ("all_gather", [[9]], "flight-mismatch"),
+    ],
+)
+def test_in_a_pair_the_past_says_who_is_wrong(op: str, sizes: list[list[int]], rule: str) -> None:
+    dumps = [live(rank, *steps(rank, 4, ("pair", 9, "all_gather"), ("0", 5, "all_reduce"))) for rank in (0, 1)]
+    dumps += [
+        live(2, *steps(2, 4, ("pair", 9, op)), input_sizes=sizes),
+        live(3, *steps(3, 4, ("pair", 9, "all_gather"))),
+    ]
+    found = judge(recorder.together([MEMBERS, *dumps]))
+    assert (found.rule, found.culprit) == (rule, Culprit("rank", 2))
+
+
+def test_another_size_that_the_others_are_done_with() -> None:
+    """gloo: the others have received all they expect, and wait in the next one for the rank that expects more."""
+    dumps = [live(rank, ("0", 1, "all_reduce"), ("0", 2, "all_gather")) for rank in (0, 1, 3)]
+    dumps.append(live(2, ("0", 1, "all_reduce"), input_sizes=[[16]]))
+    found = judge(recorder.together([MEMBERS, *dumps]))
+    assert (found.rule, found.culprit) == ("flight-mismatch", Culprit("rank", 2))
+
+
+def test_who_has_just_come_does_not_wait() -> None:
+    dumps = [live(rank, ("0", 1, "all_reduce"), at=109.5) for rank in (0, 1, 3)]
+    together = recorder.together([MEMBERS, *dumps, live(2, ("2", 1, "all_reduce"), pending=False)])
+    assert flight.judge(together) == ()
+    assert flight.waits(together) == {}
+
+
+def test_who_came_late_is_there() -> None:
+    """All but rank 2 have waited long; it has come in this moment."""
+    dumps = [live(rank, ("0", 1, "all_reduce"), at=109.9 if rank == 2 else 100.0) for rank in range(4)]
+    assert judge(recorder.together([MEMBERS, *dumps])).rule == "flight-all-arrived"
+
+
+def test_without_devices_what_peers_have_finished_accuses_no_hardware() -> None:
+    dumps = [live(rank, ("0", 1, "all_reduce"), ("0", 2, "all_reduce")) for rank in (0, 1, 3)]
+    found = judge(recorder.together([MEMBERS, *dumps, live(2, ("0", 1, "all_reduce"))]))
+    assert (found.rule, found.culprit, found.category) == ("flight-passed", Culprit("rank", 2), "unknown")
+
+
+def test_behind_one_without_a_dump_nobody_else_is_to_blame() -> None:
+    """Rank 2 was stopped within an operation: 3 lacks its data, 0 and 1 have finished."""
+    dumps = [live(rank, ("0", 1, "all_reduce"), ("0", 2, "all_reduce")) for rank in (0, 1)]
+    found = judge(recorder.together([MEMBERS, *dumps, live(3, ("0", 1, "all_reduce"))]))
+    assert (found.rule, found.culprit) == ("flight-no-dump", Culprit("rank", 2))
+
+
+def test_a_device_that_has_not_begun_what_those_of_peers_have() -> None:
+    dumps = [
+        dump(rank, entry("0", 5, state="scheduled" if rank == 2 else "started", time_discovered_started_ns=None),
+             groups=WORLD)
+        for rank in range(4)
+    ]  # fmt: skip
+    found = judge(recorder.together(dumps))
+    assert (found.rule, found.culprit) == ("flight-unstarted", Culprit("rank", 2))
+
+
+def test_pages_show_the_transfers_that_are_in_no_dump() -> None:
+    def page(rank: int, op: str) -> RankActivity:
+        inside = activity.Operation(group="0", op=op, seq=1)
+        return RankActivity(rank=rank, node="n", still_s=9, started=True, last=None, inside=inside)
+
+    dumps = [live(rank, ("0", 1, "all_reduce"), pending=False) for rank in range(3)]
+    dumps.append(live(3, ("0", 1, "all_reduce"), ("2", 1, "all_reduce")))
+    together = recorder.together([MEMBERS, *dumps])
+    pages = [page(0, "recv 0<-1"), page(1, "send 1->2"), page(3, "all_reduce"), page(2, "recv_any_source_")]
+    found = recorder.with_activities(together, pages[:3])
+    assert flight.waits(found) == {0: (1,), 1: (2,), 3: (2,)}
+    assert judge(found).culprit == Culprit("rank", 2)
+    assert recorder.with_activities(found, pages[:3]) == found
+    # who stands in a transfer with nobody knows whom is not elsewhere
+    assert judge(recorder.with_activities(together, pages)).rule == "flight-all-arrived"
 
 
 # --- the summary of a set

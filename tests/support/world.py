@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from evertrain.decide import changes, ladder, rollback, standbys, starting
+from evertrain.decide import captures, changes, ladder, rollback, standbys, starting
 from evertrain.decide.applying import apply
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
@@ -18,6 +18,7 @@ from evertrain.decide.joining import Wish, admit
 from evertrain.decide.picture import NodePicture, Picture, Stored
 from evertrain.decide.state import JobState
 from evertrain.model.activity import Operation, RankActivity
+from evertrain.model.capture_records import HangLocated
 from evertrain.model.clocks import Clock
 from evertrain.model.code import Code
 from evertrain.model.config import Config
@@ -49,6 +50,7 @@ from evertrain.model.report import (
 )
 from evertrain.model.sensing import Sign
 from evertrain.model.spec import Command, ControllerSpec, Seats
+from evertrain.model.stacks import CaptureOrder, Located
 
 ALLREDUCE = Operation("0", "allreduce", 7)
 
@@ -138,6 +140,7 @@ class Node:
     address: str = "127.0.0.1"
     unreachable: tuple[str, ...] = ()
     gpus_held: str = ""
+    captured: int = 0
 
 
 class World:
@@ -161,6 +164,11 @@ class World:
         self.fetches_fail = False
         self.saves_failed: dict[int, int] = {}
         self.losses: dict[int, float] = {}
+        self.located: Located | None = Located(kind="unknown")
+        """What every capture shows; None: nobody answers."""
+        self.standing: tuple[int, ...] = ()
+        self.orders: list[CaptureOrder] = []
+        """For looks at the processes, as agents got them."""
         self.stored: tuple[Stored, ...] | None = None
         """What a look into the shared store shows; None: there is none to look into."""
         self.log: list[AnyRecord] = []
@@ -344,7 +352,7 @@ class World:
         """Reports up, decisions, orders down, orders done."""
         self.now += seconds
         for _ in range(200):
-            records = decide(self.state, self.picture(), self.config, self.now)
+            records = decide(self.state, self.picture(), self.config, self.now) or self._captured()
             if not records:
                 break
             for record in records:
@@ -359,9 +367,29 @@ class World:
                 node.order = desired(
                     self.state, self.picture(), self.spec, self.config, node.name,
                     fetches=fetches, check=check, reach=reach,
+                    capture=captures.order(self.state, self.now),
                 )  # fmt: skip
             if node.order is not None and not node.away:
                 self._perform(node, node.order)
+
+    def _captured(self) -> list[AnyRecord]:
+        """Agents look at their processes when they are told to, and the controller says what that has shown."""
+        order = captures.order(self.state, self.now)
+        if order is None or self.located is None:
+            return []
+        if order not in self.orders:
+            self.orders.append(order)
+        connected = [node for node in self.nodes.values() if node.connected]
+        if all(node.captured >= order.number for node in connected):
+            return []
+        for node in connected:
+            node.captured = order.number
+        asked = self.state.captures[-1].asked
+        if asked.reason == "user" or (asked.series and asked.round < captures.ROUNDS):
+            return []
+        located = replace(self.located, captures=(*self.located.captures, order.number))
+        attempt, number = order.attempt, order.number
+        return [HangLocated(time=self.now, attempt=attempt, capture=number, located=located, standing=self.standing)]
 
     def turns(self, count: int = 8, seconds: float = 0.05) -> None:
         for _ in range(count):
@@ -420,6 +448,7 @@ class World:
             address=node.address,
             unreachable=node.unreachable,
             gpus_held=node.gpus_held,
+            captured=node.captured,
         )
 
     def running(self) -> dict[int, int]:

@@ -81,7 +81,7 @@ say(seen)
     assert seen["all_gather"] == [world, seen["all_reduce"][1] + 1, "allgather", "done"]
     assert seen["barrier"][2:] == ["barrier", "done"]
     assert seen["functional"][0] == world
-    assert seen["p2p"][1:] == [1, "send", "done"] and one.said["p2p"][1:] == [1, "recv", "done"]
+    assert seen["p2p"][1:] == [1, "send 0->1", "done"] and one.said["p2p"][1:] == [1, "recv 1<-0", "done"]
     sequence = seen["first"][1]
     assert seen["first"] == [world, sequence, "allreduce", "entered"]
     assert seen["other"] == [half, 2, "allreduce", "entered"]

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from evertrain.agent import commands, departure, environment
+from evertrain.agent.capturing import Capturing
 from evertrain.agent.clearing import Clearing
 from evertrain.agent.controller_link import ControllerLink
 from evertrain.agent.keeper_link import KeeperLink
@@ -60,6 +61,7 @@ class Agent:
         )
         self._uploads = Uploads(spec, self._wake_up)
         self._versions = Versions(spec, token, self._wake_up)
+        self._capturing = Capturing(spec, token, self._view, lambda: self._keeper.state, self._zero, self._wake_up)
         self._self_checks = SelfChecks(spec, lambda: self._keeper.state, self._wake_up)
         self._metrics = Metrics(self._view.page_path, spec.metrics)
         self._peers = PeersSensor(Peers().judge)
@@ -122,6 +124,7 @@ class Agent:
                     signs=(*self._sensing.signs, *self._metrics.signs(), *self._clearing.signs),
                     unreachable=self._peers.unreachable,
                     gpus_held=self._clearing.held,
+                    captured=self._capturing.captured,
                 ),
                 self._zero,
             ),
@@ -180,6 +183,7 @@ class Agent:
             self._flush = asyncio.create_task(self._flush_to_disk(order, order.flush_step))
         self._uploads.obey(order.upload, order.ranks)
         self._self_checks.obey(order)
+        self._capturing.obey(order)
         self._versions.obey(order.code)
         self._peers.obey(order.peers)
         if state is None:

@@ -69,6 +69,8 @@ class NodeView:
         self.views: tuple[pages.PageView, ...] = ()
         """What the pages of ranks said at the last look."""
         self._activities: tuple[RankActivity, ...] = ()
+        self._alive: tuple[pages.PageView, ...] = ()
+        """Of `views`, those of ranks that run."""
         self._running = 0
         self._blind: tuple[str, ...] = ()
 
@@ -88,6 +90,10 @@ class NodeView:
     def stands_still(self) -> bool:
         """Whether some rank's page has not changed for a while."""
         return bool(self._activities)
+
+    def everyone(self, attempt: int) -> tuple[RankActivity, ...]:
+        """What each rank of the attempt does that runs here, whether it stands still or not."""
+        return self._watch.everyone(view for view in self._alive if view.attempt == attempt)
 
     def report(self, state: dict[str, Any] | None, order: Desired | None) -> NodeReport:
         """Everything that is on this node, as of now; times are by its monotonic clock."""
@@ -230,6 +236,7 @@ class NodeView:
         for reader in known.values():
             reader.close()
         self.views, self._blind = tuple(views), tuple(blind)
+        self._alive = tuple(running)
         self._activities, self._running = self._watch.look(running), len(running) + unread
 
     def _read_copies(self, state: dict[str, Any], order: Desired | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from copy import copy
 
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.observe import activity
@@ -79,6 +80,22 @@ class Watch:
                     found.append(self._describe(view, rank))
         return tuple(found)
 
+    def everyone(self, running: Iterable[PageView]) -> tuple[RankActivity, ...]:
+        """All ranks as they were at the last look, also those that move; their processes are measured if need be."""
+        now = time.monotonic()
+        found = []
+        for view in running:
+            rank = self._ranks.get((view.attempt, view.rank)) or _Rank(view)
+            if not rank.samples:
+                # kept by none: rates are taken of those that stand still
+                usage = activity.usage(view.pid)
+                if usage is None:
+                    continue
+                rank = copy(rank)
+                rank.samples = [(now, usage)]
+            found.append(self._describe(view, rank))
+        return tuple(found)
+
     def _describe(self, view: PageView, rank: _Rank) -> RankActivity:
         collective = view.collective
         last = Operation(collective.group, collective.op, collective.seq) if collective.state != "none" else None
@@ -93,6 +110,7 @@ class Watch:
             last=last,
             started=view.rel_step > 0 or view.abs_step > view.resumed_step or collective.seq >= _START_COLLECTIVES,
             phase="" if view.phase in _BASE_PHASES else view.phase,
+            step=view.rel_step,
             step_s=view.step_s or None,
             stopped=newest.stopped,
             uninterruptible=newest.uninterruptible,

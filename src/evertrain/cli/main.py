@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "run a training script on several ranks and keep it running",
     "status": "how is the job doing?",
     "incidents": "what went wrong, what was done, and what did it cost?",
+    "stacks": "where does every process stand, and on whom do the others wait? now, or in an incident",
     "explain": "what happened here? a verdict from any pile of logs and dumps, without a job",
     "check": "is this machine fit to train on? host, GPUs, network; with a monitoring plug-in's exit codes",
     "report": "where did the time go? productive and lost seconds, by incident, phase and cause",

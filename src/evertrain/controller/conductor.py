@@ -16,11 +16,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from evertrain.checkpoint import placement
-from evertrain.controller import views
+from evertrain.controller import news, views
+from evertrain.controller.captures import Captures
 from evertrain.controller.code_store import CodeStore
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
 from evertrain.decide import (
+    captures,
     changes,
     draining,
     joining,
@@ -40,6 +42,7 @@ from evertrain.decide.progress import steps
 from evertrain.decide.rounds import Placed, Rounds, Shard
 from evertrain.decide.state import JobState
 from evertrain.model import version
+from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.copies import Fetch
 from evertrain.model.records import (
     AllowAsked,
@@ -52,7 +55,7 @@ from evertrain.model.records import (
     StopRequested,
     VersionKept,
 )
-from evertrain.model.report import Desired, NodeReport, Report
+from evertrain.model.report import Desired, Report
 from evertrain.model.spec import ControllerSpec
 from evertrain.platforms import choice
 
@@ -90,6 +93,7 @@ class Conductor:
         self._applicants: list[tuple[joining.Wish, asyncio.Future[NodeJoined | joining.Refusal]]] = []
         self._shared = SharedStore(spec, self._wake_up)
         self.code = CodeStore(spec, self._wake_up)
+        self.captures = Captures(spec, self._note, self._wake_up)
         self._platform = choice.of(spec)
         self._wanted: tuple[int, str] = (0, "")
         """Nodes that the platform was asked for, and why; a controller that takes over asks once more."""
@@ -142,9 +146,9 @@ class Conductor:
         since = before.since if before is not None and before.connected else self.now()
         self._nodes[node] = NodePicture(report.report, connected=True, since=since)
         self._heard[node] = time.monotonic()
-        if before is None or not before.connected or _matters(before.report, report.report):
+        if before is None or not before.connected or news.matters(before.report, report.report):
             self._wake.set()
-        elif _concerns_rounds(before.report, report.report) and self._soon is None:
+        elif news.concerns_rounds(before.report, report.report) and self._soon is None:
             self._soon = asyncio.get_running_loop().call_later(_SOON_S, self._wake.set)
 
     async def admit(self, wish: joining.Wish) -> NodeJoined | joining.Refusal:
@@ -225,6 +229,32 @@ class Conductor:
         reports = [self.picture.report(node) for node in self._state.active_nodes()]
         return all(report is not None and report.copies_look >= look for report in reports)
 
+    def request_capture(self) -> int | None:
+        """Have all processes looked at: the number of that capture; None: there are none. One on its way will do."""
+        state, attempt = self._noted(), self._state.active
+        if attempt is None or attempt.ending is not None or not attempt.alive():
+            return None
+        newest = state.captures[-1].asked if state.captures else None
+        if newest is not None and self._can_come(newest) and not self.captures.is_over(newest.capture):
+            return newest.capture
+        asked = captures.ask(state, attempt, "user", self.now())
+        self._inbox.append(asked)
+        self._wake.set()
+        return asked.capture
+
+    def awaits_capture(self, number: int) -> bool | None:
+        """Whether what was asked for may come yet; None: nobody has asked."""
+        asked = next((one.asked for one in self._noted().captures if one.asked.capture == number), None)
+        return self._can_come(asked) if asked is not None else None
+
+    def _can_come(self, asked: CaptureAsked) -> bool:
+        attempt = self._state.active
+        return attempt is not None and asked.attempt == attempt.number and asked.time >= self._state.term_time
+
+    def _note(self, record: HangLocated) -> None:
+        self._inbox.append(replace(record, time=self.now()))
+        self._wake.set()
+
     def raise_signal(self, node: str, signal: str, evidence: str) -> None:
         self._inbox.append(SignalRaised(time=self.now(), node=node, signal=signal, evidence=evidence))
         self._wake.set()
@@ -249,6 +279,7 @@ class Conductor:
             self._note_silence()
             await self._seat()
             await self._settle()
+            self.captures.look(self._state, self.picture)
             self._ask_platform()
             self._go_round()
             if self._state.ended is not None:
@@ -356,6 +387,7 @@ class Conductor:
         running = self._state.active.by_node() if self._state.active is not None else {}
         placed, pinned = self._state.ranks_by_node(), rollback.pinned(self._state)
         prepared, tried = changes.prepared(self._state, picture), reaching.tried(self._state)
+        capture = captures.order(self._state, now)
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
@@ -373,6 +405,7 @@ class Conductor:
                 running=running,
                 prepared=prepared,
                 tried=tried,
+                capture=capture,
             )
             order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
             if self._sent.get(node) != order:
@@ -388,26 +421,3 @@ class Conductor:
 
     def status(self) -> dict[str, Any]:
         return views.status(self._state, self.picture, job=self._spec.job, now=self.now())
-
-
-_MATTERING = (
-    "attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "code",
-    "code_failed", "comparisons",
-    "transfer_port", "failed_fetches", "upload", "self_check", "signs", "unreachable",
-    "gpus_held",
-)  # fmt: skip
-_OF_ROUNDS = ("pinned", "backups", "disk_tried", "refused")
-
-
-def _concerns_rounds(before: NodeReport, after: NodeReport) -> bool:
-    return any(getattr(before, name) != getattr(after, name) for name in _OF_ROUNDS)
-
-
-def _matters(before: NodeReport, after: NodeReport) -> bool:
-    """Whether anything changed that a rule could look at; a mere step forward can wait for the next tick."""
-    if any(getattr(before, name) != getattr(after, name) for name in _MATTERING):
-        return True
-    if after.copies_after_attempt >= 0 and before.copies != after.copies:
-        return True  # a copy has been fetched that a start waits for; while ranks save, lists change all the time
-    marks = [(page.rank, page.attempt, page.resumed_time, page.passed_time) for page in after.pages]
-    return marks != [(page.rank, page.attempt, page.resumed_time, page.passed_time) for page in before.pages]

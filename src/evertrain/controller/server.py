@@ -16,7 +16,16 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from evertrain.agent import environment
-from evertrain.controller import accounts, change_routes, code_routes, ledger, node_routes, scopes, views
+from evertrain.controller import (
+    accounts,
+    capture_routes,
+    change_routes,
+    code_routes,
+    ledger,
+    node_routes,
+    scopes,
+    views,
+)
 from evertrain.controller.clocks import AgentClock
 from evertrain.controller.conductor import Conductor
 from evertrain.decide import changes
@@ -72,6 +81,7 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str, code_token: st
             web.post("/v1/join", _join),
             web.get("/v1/agent", _agent),
             *node_routes.routes(conductor),
+            *capture_routes.routes(conductor),
             *code_routes.routes(spec, conductor),
             *change_routes.routes(conductor, spec.config.code),
         ]

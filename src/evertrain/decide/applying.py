@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from evertrain.decide.memory import MOST_NODES, Chain, Memory, evolve, with_other_code
-from evertrain.decide.state import Attempt, Change, Incident, JobState, Restart
+from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState, Restart
 from evertrain.model import decisions as d
 from evertrain.model import records as r
+from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.records import AnyRecord
 
 _MOST_AUDITS = 1000
+_MOST_CAPTURES = 32
 _MOST_KEYS = 512
 """Of one node: several times of what an agent reports at once."""
 
@@ -85,6 +87,16 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return replace(state, suspicion=record)
         case r.HangCleared():
             return replace(state, suspicion=None)
+        case CaptureAsked():
+            if record.capture < state.next_capture:
+                return state  # two have asked at once: it is one look
+            captures = (*state.captures, Capture(asked=record))[-_MOST_CAPTURES:]
+            return replace(state, captures=captures, next_capture=record.capture + 1)
+        case HangLocated():
+            captures = tuple(
+                replace(one, located=record) if one.asked.capture == record.capture else one for one in state.captures
+            )
+            return replace(state, captures=captures)
         case r.StopRequested():
             return replace(state, stop=state.stop or record)
         case r.RestartRequested():
@@ -145,6 +157,7 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         asked=_still_asked(state, record),
         answers={},
         suspicion=None,
+        captures=(),
         stop=None,
         restarts=(),
         own=None,

@@ -6,11 +6,14 @@ with 0 is why the others lost it; if there is none, the culprit is unknown and n
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from evertrain.decide.state import Attempt, Incident, JobState
 from evertrain.detect import exits
 from evertrain.model import records as r
+from evertrain.model.stacks import LocatedKind
 from evertrain.model.words import counted
 
 
@@ -26,6 +29,11 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     confidence: float = 1.0
     evidence: tuple[str, ...] = ()
+    located: LocatedKind | Literal[""] = ""
+    """What stacks say it is; `group`, `group_nodes` and `captures` as in `IncidentOpened`."""
+    group: tuple[int, ...] = ()
+    group_nodes: tuple[str, ...] = ()
+    captures: tuple[int, ...] = ()
 
     def differs(self, opened: r.IncidentOpened) -> bool:
         return (self.cause, self.ranks, self.nodes, self.evidence) != (

@@ -26,6 +26,7 @@ from evertrain.decide import (
     notices,
     planned,
     saves,
+    slowness,
     standbys,
     starting,
     verdicts,
@@ -164,6 +165,7 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
         or changes.due(state, picture, attempt, config.restart.node_return_s, now)
         or planned.end(state, picture, attempt, config.restart.node_return_s, now)
         or hangs.look(state, attempt, picture, step, config.hang, now)
+        or slowness.look(state, attempt, picture, step, now)
         or planned.verify(state, picture, attempt, now)
         or saves.look(state, picture, attempt, step, config.checkpoint.failed_saves_limit, now)
         or verdicts.proven(state, attempt, step, config, now)

@@ -15,6 +15,7 @@ from evertrain.model.config import Config
 from evertrain.model.copies import Fetch, Peer, RoundOrder
 from evertrain.model.report import Desired, DesiredAttempt, Go, RankOrder
 from evertrain.model.spec import ControllerSpec
+from evertrain.model.stacks import CaptureOrder
 
 
 def desired(
@@ -32,12 +33,13 @@ def desired(
     running: Mapping[str, tuple[int, ...]] | None = None,
     prepared: Prepared | None = None,
     tried: Mapping[str, tuple[str, ...]] | None = None,
+    capture: CaptureOrder | None = None,
 ) -> Desired:
     """Everything that `node` should be doing now.
 
     Its part in backups and restores is decided for all nodes at once. `placed` are all ranks by node, `running` those
-    of the active attempt, `prepared` what waits to become ranks, `tried` the peers of each node; whoever asks for many
-    nodes looks them up once.
+    of the active attempt, `prepared` what waits to become ranks, `tried` the peers of each node, `capture` the look at
+    all processes that is wanted now; whoever asks for many nodes looks them up once.
     """
     if prepared is None:
         prepared = changes.prepared(state, picture)
@@ -84,6 +86,7 @@ def desired(
         reach=reach,
         peers=reaching.peers(picture, (reaching.tried(state) if tried is None else tried).get(node, ())),
         early=_early(state, picture, spec, node, prepared),
+        capture=capture if node in running else None,
     )
 
 

@@ -140,7 +140,8 @@ def hang(state: JobState, event: AttemptFailed, policy: Policy, idle: int) -> tu
         return (_roll_back(state, _what(event)),)
     named = eviction.still_active(state, event.nodes)
     if named and policy.hang_policy == "paper":
-        return _if_replaceable(state, event, policy, named, "named in a hang (hang.policy: paper)")
+        reason = f"{'the group of those ' if event.is_group else ''}named in a hang (hang.policy: paper)"
+        return _if_replaceable(state, event, policy, named, reason, group=event.is_group)
     if not named or event.category in _NO_HARDWARE:
         return (Restart(because=f"{_what(event)}: restart in place{_DECLARE}"),)
     if event.is_group:

@@ -4,22 +4,37 @@
                                    │  └────limit, busy───▶ named and watched ──busy limit──▶ incident, restart
                                    └──it moves again──▶ cleared
 
-A hang alone never convicts a node. One that comes back at the same step may be no hang at all but something that takes
-its time: each repeat doubles the limit, and the user is told how to declare it.
+From suspicion on the stacks of all processes are looked at (`decide.captures`): they say who is to blame and why, where
+they can. A hang alone never convicts a node. One that comes back at the same step may be no hang at all but something
+that takes its time: each repeat doubles the limit, and the user is told how to declare it.
 """
 
 from __future__ import annotations
 
-from evertrain.decide import blame, incidents
+from msgspec.structs import replace
+
+from evertrain.decide import blame, captures, incidents
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.detect.hang import Hang, find_hang
+from evertrain.locate.words import named
 from evertrain.model import records as r
+from evertrain.model.capture_records import HangLocated
 from evertrain.model.config import HangConfig
+from evertrain.model.findings import Category
 from evertrain.model.records import AnyRecord
+from evertrain.model.stacks import Located, LocatedKind
 
-_CATEGORY = {"mismatch": "user_code"}
+_DOUBTFUL = 0.5
+"""What stacks say less certainly than this is no verdict."""
+_AS_SEEN: frozenset[LocatedKind] = frozenset(("unknown", "outside", "loop", "slow"))
+"""They add nothing to what was seen without stacks: the words for that stay (`still`, `busy`, …)."""
+_CATEGORY: dict[str, Category] = {
+    "loader": "hang_dataloader", "checkpoint": "storage", "storage": "storage", "skipped": "user_code",
+    "order": "user_code", "mismatch": "user_code", "deadlock": "user_code", "loop": "user_code",
+}  # fmt: skip
+"""Of what is no machine's fault: a hang of these kinds never costs a node its place."""
 
 
 def look(
@@ -34,15 +49,25 @@ def look(
         hang = None  # the work may be done, and the last ranks upload or clean up; they have a deadline of their own
     if hang is None:
         return _all_well(state, attempt, step, now)
-    if hang.is_due and not state.run.observe_only:
-        return incidents.act(state, attempt, _verdict(state, attempt, hang, now), step, now)
-    if state.suspicion is None:
+    if state.suspicion is None or state.suspicion.attempt != attempt.number:
         return [
             r.HangSuspected(time=now, attempt=attempt.number, hang=hang.kind, ranks=hang.ranks, evidence=hang.evidence)
         ]
-    named = hang.is_due or (hang.kind == "busy" and hang.for_s >= config.still_limit_s)
-    if named and (state.tolerated is None or state.tolerated.opened.ranks != hang.ranks):
-        return incidents.watch(state, attempt, _verdict(state, attempt, hang, now), step, now)
+    found = captures.found(state, attempt)
+    if captures.stands(hang, found):
+        spins = "it waits at the same place in every capture, for its device or the network, and only spins"
+        hang = replace(hang, kind="still", limit_s=hang.still_limit_s, evidence=(*hang.evidence, spins))
+    if asked := captures.of_hang(state, attempt, picture, hang, config, now):
+        return [*asked]
+    due_s = hang.limit_s if hang.is_due else hang.still_limit_s
+    if hang.for_s < due_s or captures.is_awaited(state, attempt, hang, due_s, now):
+        return []
+    verdict = _verdict(state, attempt, hang, found, now)
+    if hang.is_due and not state.run.observe_only:
+        return incidents.act(state, attempt, verdict, step, now)
+    watched = state.tolerated.opened if state.tolerated is not None else None
+    if watched is None or (watched.ranks, watched.located) != (verdict.ranks, verdict.located):
+        return incidents.watch(state, attempt, verdict, step, now)
     return []
 
 
@@ -57,10 +82,10 @@ def _all_well(state: JobState, attempt: Attempt, step: int | None, now: float) -
     return records
 
 
-def _verdict(state: JobState, attempt: Attempt, hang: Hang, now: float) -> Blame:
+def _verdict(state: JobState, attempt: Attempt, hang: Hang, found: HangLocated | None, now: float) -> Blame:
     if hang.kind == "stuck" and _has_left(attempt):
         return blame.blame(state, attempt)  # they wait for one that has left
-    return Blame(
+    seen = Blame(
         source="hang",
         fault_time=now - hang.for_s,
         cause=f"hang ({hang.kind})",
@@ -70,6 +95,46 @@ def _verdict(state: JobState, attempt: Attempt, hang: Hang, now: float) -> Blame
         confidence=0.9 if hang.ranks else 0.3,
         evidence=hang.evidence,
     )
+    if found is None:
+        return seen
+    located = found.located
+    seen = replace(seen, captures=located.captures or (found.capture,))
+    if located.kind in ("unknown", "slow") or located.confidence < _DOUBTFUL or _is_certain(hang, located):
+        return replace(seen, evidence=(*hang.evidence, *located.evidence))
+    return _by_stacks(seen, hang, located)
+
+
+def _is_certain(hang: Hang, located: Located) -> bool:
+    """Whether what was seen is a fact that no stack can contradict."""
+    return hang.kind == "stopped" and located.kind != "stopped"
+
+
+def _by_stacks(seen: Blame, hang: Hang, located: Located) -> Blame:
+    """What was seen without stacks backs what they say."""
+    alone = not located.ranks
+    group = (f"{named(located.group)} share group {located.group_name}",) if located.group_name else ()
+    return replace(
+        seen,
+        cause=f"hang ({hang.kind if located.kind in _AS_SEEN else located.kind})",
+        category=_category(seen, located),
+        ranks=located.ranks,
+        nodes=located.nodes,
+        confidence=located.confidence,
+        evidence=tuple(dict.fromkeys((*located.evidence, *(group if alone else ()), *hang.evidence))),
+        located=located.kind,
+        group=located.group,
+        group_nodes=() if located.is_software else located.eviction,
+    )
+
+
+def _category(seen: Blame, located: Located) -> str:
+    if located.is_software:
+        return located.category if located.category in _NO_MACHINE else _CATEGORY[located.kind]
+    # what is seen without stacks says less, and may be wrong
+    return located.category
+
+
+_NO_MACHINE = frozenset((*_CATEGORY.values(), "data", "user_config", "framework_bug"))
 
 
 def _has_left(attempt: Attempt) -> bool:

@@ -36,9 +36,11 @@ def opened(
     state: JobState, attempt: int, verdict: Blame, step: int | None, now: float, *, tolerated: bool = False
 ) -> r.IncidentOpened:
     """The incident under its number."""
+    number = max(state.incidents, default=0) + 1
+    shown = (f"`evertrain stacks --incident {number}` shows the stacks",) if verdict.captures else ()
     return r.IncidentOpened(
         time=now,
-        incident=max(state.incidents, default=0) + 1,
+        incident=number,
         attempt=attempt,
         fault_time=min(verdict.fault_time, now),
         cause=verdict.cause,
@@ -46,8 +48,12 @@ def opened(
         ranks=verdict.ranks,
         nodes=verdict.nodes,
         confidence=verdict.confidence,
-        evidence=verdict.evidence,
+        evidence=(*verdict.evidence, *shown),
         step=step,
         source=verdict.source,
         tolerated=tolerated,
+        located=verdict.located,
+        group=verdict.group,
+        group_nodes=verdict.group_nodes,
+        captures=verdict.captures,
     )

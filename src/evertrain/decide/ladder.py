@@ -3,6 +3,7 @@
     certain machine fault ───────────────────────────▶ evict ──▶ a standby takes over, or the job becomes smaller,
     network alert ──▶ tolerate ──again within 5 min──▶ evict         or waits for nodes, or goes on and asks a human
     odd reading, odd numbers, blind sensor ──▶ tolerate
+    a rank that the others wait for ──▶ name it ──hardware evidence, or again at that node──▶ evict
     an attempt has failed ──▶ `decide.failures`: restart, evict, checks, roll-back, replay, stop
                                    │ somebody is asked, or waited for
                                    ▼
@@ -23,7 +24,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from evertrain.decide import eviction, failures, observed
+from evertrain.decide import eviction, failures, observed, stragglers
 from evertrain.decide.applying import apply
 from evertrain.decide.eviction import Removal, listed, role
 from evertrain.decide.state import Incident, JobState
@@ -50,6 +51,7 @@ from evertrain.model.decisions import (
     Restart,
     Rung,
     SensorBlind,
+    SlowRank,
     Tolerate,
     WaitForNodes,
     strongest,
@@ -122,6 +124,8 @@ def _judge(state: JobState, event: AnyEvent, policy: Policy) -> tuple[AnyAction,
             return node_fault(state, event, policy)
         case AttemptFailed():
             return failures.attempt_failed(state, event, policy) if _waits(state, event.incident) else ()
+        case SlowRank():
+            return stragglers.slow_rank(state, event, policy)
         case Answered():
             return failures.answered(state, event, policy) if _waits(state, event.incident) else ()
         case NobodyCame():

@@ -32,6 +32,7 @@ from evertrain.model.decisions import (
     RollBack,
     Rung,
     SensorBlind,
+    SlowRank,
     Tolerate,
     WaitForNodes,
 )
@@ -150,6 +151,9 @@ def _seen(memory: Memory, event: AnyEvent) -> Memory:
             return _faulty(memory, event)
         case AttemptFailed():
             return _failed(memory, event)
+        case SlowRank():
+            past = Past(time=event.time, incident=event.incident, signature="", nodes=event.nodes, source="slow")
+            return replace(memory, past=(*memory.past[1 - MOST_PAST :], past))
         case Proven():
             newest = memory.chain.incidents[-1:]
             return replace(memory, chain=Chain(), hold_until=0.0) if newest == (event.incident,) else memory
@@ -190,7 +194,8 @@ def _failed(memory: Memory, event: AttemptFailed) -> Memory:
         time=event.time,
         incident=event.incident,
         signature=signature(event),
-        nodes=event.nodes,
+        # of a whole group nobody was named
+        nodes=() if event.is_group else event.nodes,
         source=event.source,
         is_damage=event.is_damage,
     )
@@ -234,7 +239,7 @@ def _evicted(memory: Memory, event: AnyEvent, evict: Evict, incident: int | None
             nodes=evict.nodes,
             incident=incident,
             counted=not (evict.lost or evict.spare),
-            is_group=isinstance(event, AttemptFailed) and event.is_group and not evict.lost,
+            is_group=isinstance(event, AttemptFailed | SlowRank) and event.is_group and not evict.lost,
         )
         evictions = (*evictions[1 - MOST_EVICTIONS :], eviction)
     blocked = memory.blocked

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.decide import answering, failures, incidents, joining, reaching, resume, standbys
+from evertrain.decide import answering, captures, failures, incidents, joining, reaching, resume, standbys
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
 from evertrain.decide.progress import steps
@@ -145,6 +145,8 @@ def _odd_numbers(state: JobState, picture: Picture, raised: r.SignalRaised, now:
     is_fatal = is_fatal and _came_back(state, step) < _SAME_NUMBERS
     event = d.Oddity(time=now, node=raised.node, signal=signal, evidence=raised.evidence, is_fatal=is_fatal)
     told = answering.answer(state, event)
+    if signal == "slow" and runs is not None:
+        told = [*told, *captures.begin_rounds(state, now)]
     cause = signal.replace("_", " ")
     known = (one.opened for one in state.incidents.values() if one.opened.source == "metrics")
     if runs is None or any(one.attempt == runs.number and one.cause == cause for one in known):
@@ -172,7 +174,8 @@ def _came_back(state: JobState, step: int | None) -> int:
     ended = (
         one.opened
         for one in state.incidents.values()
-        if one.opened.source == "metrics" and not one.opened.tolerated and one.opened.attempt >= first
+        if one.opened.source == "metrics" and not (one.opened.tolerated or one.opened.located)
+        if one.opened.attempt >= first
     )
     return sum(step is None or one.step is None or abs(one.step - step) <= resume.SOON_STEPS for one in ended)
 

@@ -7,6 +7,7 @@ import msgspec
 from evertrain.decide.memory import Memory
 from evertrain.model import decisions as d
 from evertrain.model import records as r
+from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.clocks import Clock
 from evertrain.model.code import Version
 from evertrain.model.decisions import Policy
@@ -88,6 +89,14 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     verified: r.RestartVerified | None = None
 
 
+class Capture(msgspec.Struct, frozen=True, kw_only=True):
+    """A look at all processes that was asked for."""
+
+    asked: CaptureAsked
+    located: HangLocated | None = None
+    """What it has shown; None: nothing yet, or nothing was to be said of it."""
+
+
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A change of what ranks run."""
 
@@ -142,6 +151,10 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     answers: dict[str, r.Decided] = {}
     """By node, what was decided last about such a wish."""
     suspicion: r.HangSuspected | None = None
+    captures: tuple[Capture, ...] = ()
+    """The newest of this run, oldest first."""
+    next_capture: int = 1
+    """Numbers go on over all runs: files are named by them."""
     stop: r.StopRequested | None = None
     restarts: tuple[Restart, ...] = ()
     """Of this run, oldest first."""

@@ -35,12 +35,17 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
     is_stuck = attempt.ended is None and attempt.ending is not None and closing.at_rest(state, picture)
     if attempt.ended is None and not (is_stuck and state.usable_standbys()):
         return []  # it may let go yet, and nobody else could take its place
-    event = _failed(attempt, incident, now, stuck=tuple(attempt.alive_by_node()) if is_stuck else ())
+    stuck = tuple(attempt.alive_by_node()) if is_stuck else ()
+    event = _failed(attempt, incident, now, stuck=stuck, policy=state.policies[state.policy])
     return answering.answer(state, event, incident.number)
 
 
-def _failed(attempt: Attempt, incident: Incident, now: float, *, stuck: tuple[str, ...]) -> d.AttemptFailed:
+def _failed(
+    attempt: Attempt, incident: Incident, now: float, *, stuck: tuple[str, ...], policy: d.Policy
+) -> d.AttemptFailed:
     opened = incident.opened
+    # a group is what is left where nobody in it can be named; ByteRobust takes it out in any case
+    is_group = bool(opened.group_nodes) and (not opened.ranks or policy.hang_policy == "paper")
     ends = [attempt.ends[rank] for rank in opened.ranks if rank in attempt.ends]
     own = next((end.error for end in ends if end.error is not None and not end.follower), None)
     raised = own is not None and len(opened.ranks) == 1 and not exits.is_damage(own)
@@ -51,7 +56,8 @@ def _failed(attempt: Attempt, incident: Incident, now: float, *, stuck: tuple[st
         cause=opened.cause,
         category=opened.category,
         ranks=opened.ranks,
-        nodes=opened.nodes,
+        nodes=opened.group_nodes if is_group else opened.nodes,
+        is_group=is_group,
         # an exception says itself in which step it was raised
         step=own.step if raised and own is not None else opened.step,
         signature=own.signature() if raised and own is not None else "",

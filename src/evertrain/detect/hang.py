@@ -38,6 +38,8 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
     for_s: float
     limit_s: float
     """At this age something is done."""
+    still_limit_s: float
+    """At this age somebody is named; the same, unless they work."""
     evidence: tuple[str, ...]
 
     @property
@@ -111,8 +113,9 @@ def _outside(seen: list[RankActivity], for_s: float, limit_s: float, config: Han
         return _hang("still", idle, for_s, limit_s, [_stands(one, waited_for.get(one.rank)) for one in idle])
     busy = [one for one in outside if is_idle(one, config) is False]
     if busy and len(busy) == len(outside):
-        limit_s = max(limit_s, config.busy_limit_s * stretch)
-        return _hang("busy", busy, for_s, limit_s, [_works(one, waited_for.get(one.rank)) for one in busy])
+        evidence = [_works(one, waited_for.get(one.rank)) for one in busy]
+        found = _hang("busy", busy, for_s, limit_s, evidence)
+        return msgspec.structs.replace(found, limit_s=max(limit_s, config.busy_limit_s * stretch))
     return None
 
 
@@ -159,6 +162,7 @@ def _hang(kind: Kind, blamed: list[RankActivity], for_s: float, limit_s: float, 
         nodes=tuple(dict.fromkeys(one.node for one in blamed)),
         for_s=for_s,
         limit_s=limit_s,
+        still_limit_s=limit_s,
         evidence=tuple(evidence),
     )
 

@@ -6,6 +6,7 @@ too), is explained by somebody else; who is in any other place is not.
 
 from __future__ import annotations
 
+import functools
 import re
 
 import msgspec
@@ -14,6 +15,9 @@ from evertrain.model.stacks import Dump, Frame, PlaceKind, Thread
 
 WAITING_FOR_PEERS: frozenset[PlaceKind] = frozenset({"collective", "transfer", "rendezvous", "device"})
 """Places in which a process is a victim until the opposite is shown."""
+
+_KEPT = 8192
+"""Frames that stay sorted: a job has a few hundred, and they come again and again."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -44,6 +48,8 @@ _NATIVE_COLLECTIVE = re.compile(
     r"\bnccl(AllReduce|AllGather|ReduceScatter|Broadcast|Send|Recv|Reduce|GroupEnd|EnqueueCheck|LaunchKernel|BarrierEnq)"
     r"|c10d::(ProcessGroup|Work|Backend|ops)|gloo::|\bMPI_\w+|ncclCommAbort|WorkNCCL|WorkGloo|wait_tensor"
 )
+_OUR_HOOK = re.compile(r"(^|/)evertrain/worker/collectives\.py$")
+"""Every wait for a collective goes through it, whoever calls it: the script's own `work.wait()`, too."""
 _RENDEZVOUS = re.compile(
     r"^(init_process_group|_store_based_barrier|rendezvous|next_rendezvous|_new_process_group_helper|new_group"
     r"|_env_rendezvous_handler|_create_c10d_store|_create_tcp_store|store_based_barrier|ncclCommInitRank\w*)$"
@@ -93,20 +99,25 @@ _PLUMBING = re.compile(
 
 def place(dump: Dump) -> Place:
     """Where a process is: its main thread decides, unless an autograd thread is inside a collective for it."""
+    return decide(dump)[0]
+
+
+def decide(dump: Dump) -> tuple[Place, Thread]:
+    """Where a process is, and the thread by which that is decided."""
     main = dump.main
     if main is None:
-        return Place("unreadable", dump.failure)
-    found = _of_thread(main)
+        return Place("unreadable", dump.failure), Thread()
+    found = of_thread(main)
     if found.kind == "pinning" and any(_feeds_from_workers(one) for one in dump.threads):
-        return msgspec.structs.replace(found, kind="loader")
+        return msgspec.structs.replace(found, kind="loader"), main
     if found.kind in ("elsewhere", "lock", "device"):
         # backward() waits for the autograd engine's thread, which has no name
         for other in dump.threads:
             if other is not main and _runs_the_model(other):
-                beside = _of_thread(other)
+                beside = of_thread(other)
                 if beside.kind in ("collective", "transfer"):
-                    return beside
-    return found
+                    return beside, other
+    return found, main
 
 
 def _runs_the_model(thread: Thread) -> bool:
@@ -123,7 +134,8 @@ def _feeds_from_workers(thread: Thread) -> bool:
     )
 
 
-def _of_thread(thread: Thread) -> Place:
+def of_thread(thread: Thread) -> Place:
+    """Where one thread is: the innermost frame that says something decides."""
     is_idle = thread.state == "idle"
     waits_on: Frame | None = None
     for at, frame in enumerate(thread.frames):
@@ -142,9 +154,12 @@ def _of_thread(thread: Thread) -> Place:
     return Place("elsewhere", innermost, _caller(thread.frames), is_idle)
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def _kind(frame: Frame) -> PlaceKind | None:
     name, file = frame.function.rpartition(".")[2], frame.file
     if _NATIVE_COLLECTIVE.search(frame.function) or file.startswith("libnccl"):
+        return "collective"
+    if _OUR_HOOK.search(file) and name in ("wait", "kernel"):
         return "collective"
     if _RENDEZVOUS.match(name):
         return "rendezvous"

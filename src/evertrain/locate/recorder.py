@@ -8,16 +8,18 @@ ones that are pending.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from evertrain.locate import pickles
+from evertrain.locate import habit, pickles
+from evertrain.model.activity import RankActivity
 from evertrain.model.recording import PEER, Group, Operation, Recording, Recordings
 
 _NUMBERS = re.compile(r"\d+")
 _RANK_IN_NAME = re.compile(r"(\d+)(?:\.[A-Za-z]\w*)*$")
+_TRANSFER = re.compile(r"(send|recv)[a-z_]*(?: (\d+) ?(?:->|<-) ?(\d+))?")
 _MOST_ENTRIES = 20_000
 """The newest ones are looked at; the recorder keeps 2,000 by default."""
 _LONGEST_NAME = 300
@@ -35,8 +37,8 @@ def is_pickle(data: bytes) -> bool:
     return data[:1] == b"\x80" and data[1:2] in b"\x02\x03\x04\x05"
 
 
-def read(data: bytes, rank: int | None) -> Recordings:
-    """One raw dump of `rank`. Raises ValueError, with the reason in one line, if it is none."""
+def load(data: bytes) -> Mapping[str, Any]:
+    """What a dump holds, a summary included. Raises ValueError, with the reason in one line, if it is none."""
     if is_pickle(data):
         content = pickles.loads(data)
     else:
@@ -44,30 +46,57 @@ def read(data: bytes, rank: int | None) -> Recordings:
             content = msgspec.json.decode(data)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise ValueError(f"neither a pickle nor JSON: {str(error)[:200]}") from None
-    if isinstance(content, Mapping) and isinstance(content.get("per_rank"), Mapping):
-        return read_summary(content)
     if isinstance(content, list):
-        content = {"entries": content}
-    if not isinstance(content, Mapping) or not isinstance(content.get("entries"), list | tuple):
-        raise ValueError("no flight recorder dump: it has no entries")
+        return {"entries": content}
+    if isinstance(content, Mapping):
+        if isinstance(content.get("per_rank"), Mapping) or isinstance(content.get("entries"), list | tuple):
+            return content
+        if "entries" not in content and "version" in content and "pg_status" in content:
+            # written as JSON by a rank that has called nothing yet
+            return {**content, "entries": []}
+    raise ValueError("no flight recorder dump: it has no entries")
+
+
+def read(data: bytes, rank: int | None, time: float = 0.0) -> Recordings:
+    """One raw dump of `rank`, taken at `time`. Raises ValueError, with the reason in one line, if it is none."""
+    content = load(data)
+    if isinstance(content.get("per_rank"), Mapping):
+        return read_summary(content)
     if rank is None:
         rank = _number(content.get("rank"))
     if rank is None:
         raise ValueError("a flight recorder dump that does not say whose it is: its file name should end with the rank")
     config = _config(content.get("pg_config"))
     groups: dict[str, Group] = {group.name: group for group in config.values()}
-    kept: dict[object, Operation] = {}
-    count = 0
+    called: list[Operation] = []
     for entry in content["entries"][-_MOST_ENTRIES:]:
         if isinstance(entry, Mapping):
-            count += 1
             group = _group_of(entry, config)
             groups.setdefault(group.name, group)
-            one = _operation(entry, group.name)
-            key = count if one.is_pending else (one.group, one.name)
-            kept.pop(key, None)
-            kept[key] = one
-    return Recordings({rank: Recording(rank, count, tuple(kept.values()))}, groups)
+            called.append(_operation(entry, group.name))
+    missed, is_new = _missed(called)
+    found = Recording(rank, len(called), tuple(_kept(called)), time=time, missed=missed, is_new=is_new)
+    return Recordings({rank: found}, groups)
+
+
+def _kept(called: Sequence[Operation]) -> Iterator[Operation]:
+    """What is pending, and of the others the last of each kind in each group."""
+    last = {(one.group, one.name): at for at, one in enumerate(called) if not one.is_pending}
+    return (one for at, one in enumerate(called) if one.is_pending or last[one.group, one.name] == at)
+
+
+def _missed(called: Sequence[Operation]) -> tuple[Operation | None, bool]:
+    """What a rank has left out by its own habit, with the number that it would have had; and whether what it has called
+    there instead was new to it."""
+    for with_shape in (True, False):
+        calls = [(one.group, one.name, one.shape if with_shape else ()) for one in called]
+        for at, (group, name, shape) in habit.departures(calls):
+            before = [one for one in called[:at] if one.group == group and not one.is_transfer]
+            is_transfer = bool(PEER.search(name))
+            if not is_transfer and before and (group, name, shape) not in calls[at + 1 :]:
+                missed = Operation(group, name, before[-1].sequence + 1, False, False, shape)
+                return missed, calls[at] not in calls[:at]
+    return None, False
 
 
 def read_summary(content: Mapping[str, Any]) -> Recordings:
@@ -108,6 +137,40 @@ def together(found: list[Recordings]) -> Recordings:
     return Recordings(ranks, groups)
 
 
+def with_activities(found: Recordings, activities: Iterable[RankActivity]) -> Recordings:
+    """The same, with the transfers in which ranks stand by their pages: gloo's recorder leaves those out.
+
+    A page names the peers as a recorder does, by their positions in the group: `send 0->3`, `recv 3<-0`. Without them
+    it still says that the rank is not elsewhere.
+    """
+    ranks = dict(found.ranks)
+    for one in activities:
+        told = _TRANSFER.match(one.inside.op) if one.inside else None
+        if one.inside is None or told is None:
+            continue
+        name = f"{told[1]} {told[2]}{'->' if told[1] == 'send' else '<-'}{told[3]}" if told[2] else told[1]
+        transfer = Operation(one.inside.group, name, one.inside.seq, True, True, on_host=True)
+        recording = ranks.get(one.rank, Recording(one.rank, 0))
+        if not any(other.is_transfer and other.is_pending for other in recording.operations):
+            ranks[one.rank] = msgspec.structs.replace(
+                recording, count=recording.count + 1, operations=(transfer, *recording.operations)
+            )
+    return Recordings(ranks, found.groups)
+
+
+def one_dump(dumps: Sequence[bytes]) -> bytes:
+    """Several dumps of one rank, one for each of its recorders, as one in JSON: the entries by time."""
+    loaded = [dict(load(data)) for data in dumps]
+    whole: dict[str, Any] = {}
+    for content in loaded:
+        for key, told in content.items():
+            known = whole.get(key)
+            whole[key] = {**known, **told} if isinstance(known, dict) and isinstance(told, dict) else known or told
+    entries = [one for content in loaded for one in content["entries"] if isinstance(one, dict)]
+    whole["entries"] = sorted(entries, key=lambda one: _number(one.get("time_created_ns")) or 0)
+    return msgspec.json.encode(whole)
+
+
 def _operation(entry: Mapping[str, Any], group: str) -> Operation:
     told = _text(entry.get("profiling_name")) or "?"
     backend, _, rest = told.partition(":")
@@ -117,11 +180,18 @@ def _operation(entry: Mapping[str, Any], group: str) -> Operation:
     count = entry.get("p2p_seq_id") if is_transfer else entry.get("collective_seq_id", entry.get("seq_id"))
     is_done = entry.get("state") == "completed" or entry.get("retired") is True
     is_done = is_done or bool(_number(entry.get("time_discovered_completed_ns")))
-    kinds = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
-    shape = tuple(_sizes(entry.get(kind)) for kind in kinds) if "input_sizes" in entry and not is_done else ()
-    return Operation(group, plain, _number(count) or 0, is_transfer, not is_done, shape)
+    is_started = entry.get("state") == "started" or bool(_number(entry.get("time_discovered_started_ns")))
+    get = entry.get
+    shape = (_sizes(get("input_sizes")), _sizes(get("output_sizes")), _sizes(get("input_dtypes")),
+             _sizes(get("output_dtypes"))) if "input_sizes" in entry else ()  # fmt: skip
+    called_at = 0 if is_done else _number(entry.get("time_created_ns")) or 0
+    return Operation(
+        group, plain, _number(count) or 0, is_transfer, not is_done, shape,
+        is_started=is_started and not is_done, on_host=backend in _ON_HOST, since=called_at / 1e9,
+    )  # fmt: skip
 
 
+_ON_HOST = frozenset({"gloo", "mpi"})
 _BACKENDS = frozenset({"gloo", "nccl", "ncclx", "xccl", "rccl", "rcclx", "mccl", "hccl", "ucc", "mpi", "nccl2"})
 
 
@@ -163,9 +233,14 @@ def _text(told: Any) -> str:
 
 def _sizes(told: Any) -> tuple[Any, ...]:
     """A list of types, or of lists of sizes, as something that can be compared."""
-    listed = told[:_MOST_SIZES] if isinstance(told, list | tuple) else ()
-    return tuple(_plain(one[:_MOST_SIZES]) if isinstance(one, list | tuple) else _plain((one,)) for one in listed)
-
-
-def _plain(told: Sequence[Any]) -> tuple[int | str | None, ...]:
-    return tuple(one if isinstance(one, int | str) else None for one in told)
+    if type(told) is not list and type(told) is not tuple:
+        return ()
+    found = []
+    for one in told[:_MOST_SIZES]:
+        plain = tuple(one[:_MOST_SIZES]) if type(one) is list or type(one) is tuple else (one,)
+        for size in plain:
+            if type(size) is not int and type(size) is not str:
+                plain = tuple(size if isinstance(size, int | str) else None for size in plain)
+                break
+        found.append(plain)
+    return tuple(found)

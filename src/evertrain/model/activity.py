@@ -31,6 +31,8 @@ class RankActivity(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this attempt has left its start-up behind: steps, or a good number of collectives, were seen."""
     phase: str = ""
     """A phase that the script has declared."""
+    step: int | None = None
+    """Steps that it has made in this attempt."""
     step_s: float | None = None
     """Median of its last steps."""
     stopped: bool = False

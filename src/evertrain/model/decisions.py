@@ -104,6 +104,22 @@ class AttemptFailed(Event, frozen=True, kw_only=True):
     """Copies of the state were damaged; the next attempt goes on from others."""
 
 
+class SlowRank(Event, frozen=True, kw_only=True):
+    """Training has become slower, and the others wait for these ranks. That proves nothing about their machine yet."""
+
+    incident: int
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    """Theirs; `is_group`: those of their whole parallel group."""
+    confidence: float = 1.0
+    evidence: tuple[str, ...] = ()
+    is_group: bool = False
+
+    @property
+    def node(self) -> str:
+        return self.nodes[0]
+
+
 class Proven(Event, frozen=True, kw_only=True):
     """Training has come so far beyond the step at which it failed that the restart counts as a success."""
 
@@ -168,6 +184,7 @@ AnyEvent = (
     | Oddity
     | SensorBlind
     | AttemptFailed
+    | SlowRank
     | Proven
     | Answered
     | NodeReady

@@ -11,7 +11,7 @@ PEER = re.compile(r"\b(\d+)\s*(?:->|<-)\s*(\d+)")
 """Positions in the group, in the name of a transfer: the own one, and the peer's."""
 
 
-class Operation(msgspec.Struct, frozen=True):
+class Operation(msgspec.Struct, frozen=True, array_like=True):
     """A collective or a transfer that a rank has enqueued."""
 
     group: str
@@ -23,7 +23,18 @@ class Operation(msgspec.Struct, frozen=True):
     is_transfer: bool
     is_pending: bool
     shape: tuple[Any, ...] = ()
-    """Sizes and types of input and output; empty if not known, or done."""
+    """Sizes and types of input and output; empty if not known."""
+    is_started: bool = False
+    """The device is known to have begun it. A recorder without start events says so of none."""
+    on_host: bool = False
+    """No device is involved: gloo, mpi."""
+    since: float = 0.0
+    """When it was called, in seconds since the epoch by the clock of its node; 0 if not known, or done."""
+
+    def __post_init__(self) -> None:
+        # what comes over a network has lists in it, which cannot be counted
+        if any(isinstance(one, list) for one in self.shape):
+            msgspec.structs.force_setattr(self, "shape", _as_tuples(self.shape))
 
     @property
     def peer(self) -> int | None:
@@ -38,6 +49,10 @@ class Operation(msgspec.Struct, frozen=True):
         return int(found[1]) if found else None
 
 
+def _as_tuples(shape: Any) -> Any:
+    return tuple(map(_as_tuples, shape)) if isinstance(shape, list | tuple) else shape
+
+
 class Group(msgspec.Struct, frozen=True):
     name: str
     description: str = ""
@@ -48,7 +63,7 @@ class Group(msgspec.Struct, frozen=True):
         return f"{self.name} ({self.description})" if self.description else self.name
 
 
-class Recording(msgspec.Struct, frozen=True):
+class Recording(msgspec.Struct, frozen=True, omit_defaults=True):
     """The dump of one rank."""
 
     rank: int
@@ -58,6 +73,13 @@ class Recording(msgspec.Struct, frozen=True):
     """Oldest first. Of those that are done, only the last of each kind in each group: the others are history."""
     is_whole: bool = True
     """False for a summary, which holds the first pending operations only."""
+    time: float = 0.0
+    """When it was taken, by the clock of its node; 0 if not known."""
+    missed: Operation | None = None
+    """What it has left out by its own habit: always called at such a place before, with another operation there now,
+    and not called since. A program may have its reasons, so this counts only where others wait in that operation."""
+    is_new: bool = False
+    """What it has called there instead it had never called before."""
 
 
 class Recordings(msgspec.Struct, frozen=True):

@@ -10,16 +10,14 @@ from typing import Literal
 
 import msgspec
 
+from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.clocks import Clock
 from evertrain.model.code import ChangeKind, Diff, Version
 from evertrain.model.decisions import ActionName, AnyAction, AnyEvent, Policy
+from evertrain.model.record import Record as Record
 from evertrain.model.report import Difference, Identity, RankError
 from evertrain.model.spec import Seats
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True):
-    time: float
-    """Seconds by the run's clock when the controller wrote this; all other times in records are by it as well."""
+from evertrain.model.stacks import LocatedKind
 
 
 class RunStarted(Record, frozen=True, kw_only=True):
@@ -155,6 +153,14 @@ class IncidentOpened(Record, frozen=True, kw_only=True):
     source: Source = "exit"
     tolerated: bool = False
     """Named and watched; nothing is done about it."""
+    located: LocatedKind | Literal[""] = ""
+    """What the stacks say it is; empty: nobody has looked at them."""
+    group: tuple[int, ...] = ()
+    """The parallel group that the odd ranks share, where that is known,"""
+    group_nodes: tuple[str, ...] = ()
+    """... and the nodes that would have to go with it."""
+    captures: tuple[int, ...] = ()
+    """By their numbers, in which the stacks can be seen."""
 
 
 class IncidentCorrected(Record, frozen=True, kw_only=True):
@@ -430,6 +436,8 @@ AnyRecord = (
     | SignalRaised
     | HangSuspected
     | HangCleared
+    | CaptureAsked
+    | HangLocated
     | StopRequested
     | RestartRequested
     | VersionKept

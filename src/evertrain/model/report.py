@@ -28,6 +28,7 @@ from evertrain.model.copies import (
     UploadReport,
 )
 from evertrain.model.sensing import SensorState, Sign
+from evertrain.model.stacks import CaptureOrder
 
 DISMISSED = 4409
 """Close code of the WebSocket: the run that an agent belongs to is over, or goes on without its node."""
@@ -253,6 +254,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the nodes that it tries (`Desired.peers`), those that answered before and do not any more."""
     gpus_held: str = ""
     """Which process of an attempt that is over is still on a GPU: until it has gone no other attempt may start here."""
+    captured: int = 0
+    """Number of the newest capture that is over here."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -363,3 +366,5 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     early: Go | None = None
     """The ranks of this standby are to run ahead of their start, as far as `evertrain.init()`; what is not known of
     them yet (all numbers but the local ones, addresses, what to resume) is empty here."""
+    capture: CaptureOrder | None = None
+    """Look at the processes now; None: nothing is asked."""

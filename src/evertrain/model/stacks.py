@@ -59,6 +59,18 @@ class Dump(msgspec.Struct, frozen=True):
         return next((one for one in self.threads if one.is_main), self.threads[0] if self.threads else None)
 
 
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at one process."""
+
+    rank: int
+    """Whose process tree it belongs to."""
+    pid: int
+    kind: ProcessKind
+    state: Literal["", "stopped", "uninterruptible", "ended"] = ""
+    waits_in: str = ""
+    dump: Dump
+
+
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """One process of a rank."""
 
@@ -81,6 +93,8 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     """It waits in the operating system."""
     waits_in: str = ""
     """Where in the kernel, as far as that can be seen: a function, or a system call's name."""
+    is_held: bool = False
+    """The thread that decides is in native code, asleep perhaps, and keeps the interpreter (GIL) from all others."""
     failure: str = ""
     """Why the stack could not be read."""
     members: tuple[Member, ...]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-_READ = ("0", "63")
-"""The system call's number on x86-64 and on arm64."""
+from evertrain.observe import process_tree
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -25,7 +25,7 @@ class Usage(msgspec.Struct, frozen=True):
     faults: int
     processes: int
     stopped: bool
-    """Every thread of the rank's own process is stopped or traced."""
+    """Every thread of the rank's own process is stopped or traced, or its control group is frozen."""
     uninterruptible: bool
     """The rank's main thread sleeps in the kernel and heeds no signal (state D)."""
     reads_stdin: bool
@@ -34,12 +34,12 @@ class Usage(msgspec.Struct, frozen=True):
 
 def usage(pid: int) -> Usage | None:
     """The tree below and with `pid`; None when the process is gone or cannot be seen."""
-    own = _stat(pid)
+    own = process_tree.stat(pid)
     if own is None:
         return None
     cpu, io, faults, count = 0.0, 0, 0, 0
-    for member in _tree(pid):
-        stat = own if member == pid else _stat(member)
+    for member in process_tree.tree(pid):
+        stat = own if member == pid else process_tree.stat(member)
         if stat is None:
             continue  # ended meanwhile
         count += 1
@@ -52,34 +52,10 @@ def usage(pid: int) -> Usage | None:
         io_bytes=io,
         faults=faults,
         processes=count,
-        stopped=own[0] in "Tt" and all(state in "Tt" for state in _thread_states(pid)),
-        uninterruptible=own[0] == "D",
+        stopped=(state := process_tree.state_of(pid, own[0])) == "stopped",
+        uninterruptible=state == "uninterruptible",
         reads_stdin=_reads_stdin(pid),
     )
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/<pid>/stat from the state on; the command may contain anything, so count from its end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
-def _tree(pid: int) -> list[int]:
-    found, waiting = [], [pid]
-    while waiting:
-        found.append(member := waiting.pop())
-        try:
-            threads = os.listdir(f"/proc/{member}/task")
-        except OSError:
-            continue
-        for thread in threads:
-            try:
-                waiting += map(int, Path(f"/proc/{member}/task/{thread}/children").read_text().split())
-            except OSError:
-                continue
-    return found
 
 
 def _io(pid: int) -> int:
@@ -93,22 +69,5 @@ def _io(pid: int) -> int:
 
 def _reads_stdin(pid: int) -> bool:
     """Whether the main thread is in read(0, …); False where the kernel does not tell."""
-    try:
-        number, first, *_ = Path(f"/proc/{pid}/syscall").read_text().split()
-    except (OSError, ValueError):
-        return False
-    return number in _READ and first == "0x0"
-
-
-def _thread_states(pid: int) -> list[str]:
-    states = []
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-    for thread in threads:
-        try:
-            states.append(Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0])
-        except OSError:
-            continue
-    return states
+    call = process_tree.system_call(pid)
+    return call is not None and process_tree.SYSTEM_CALLS.get(call[0]) == "read" and call[1] == "0x0"

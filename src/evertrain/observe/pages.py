@@ -69,6 +69,8 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     """All that the rank has reported in this attempt."""
     metrics: dict[str, float]
     collective: Collective
+    dump_signal: int = 0
+    """At which the rank writes its stack down; 0: none."""
     saves_failed: int
     """Checkpoints in a row that could not be saved."""
     env_changed: bool
@@ -271,7 +273,7 @@ def _slot(raw: bytes) -> tuple[tuple[Any, ...], bytes] | None:
 def _view(fields: tuple[Any, ...], metrics: bytes, *, job: str, term: int, attempt: int, rank: int) -> PageView:
     # fmt: off
     (
-        sequence, written_time, collective_seq, collective_time, group, op, collective_state, _,
+        sequence, written_time, collective_seq, collective_time, group, op, collective_state, dump_signal,
         pid, abs_step, rel_step, progress_time, resumed_step, resumed_time, reached, passed_step, passed_time,
         loss, grad_norm, tokens, step_s, phase_time, flags, metrics_count, _, saves_failed, phase,
     ) = fields
@@ -289,6 +291,7 @@ def _view(fields: tuple[Any, ...], metrics: bytes, *, job: str, term: int, attem
         collective=Collective(
             _text(group), collective_seq, _text(op), _STATES[min(collective_state, 2)], collective_time
         ),
+        dump_signal=dump_signal,
         saves_failed=saves_failed,
         env_changed=bool(flags & layout.ENV_CHANGED),
     )  # fmt: skip

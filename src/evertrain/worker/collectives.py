@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from evertrain.worker import page, session
+from evertrain.worker import groups, page, session
 
 _POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
+_ARROWS = {"dst": "->", "src": "<-"}
+"""By the argument that says who the peer is: `send 0->1`, positions in the group, as the flight recorder has it."""
 _NO_COMMUNICATION = frozenset({"check_for_nan"})
 
 _pending: dict[int, tuple[bytes, int, bytes, Any, Any]] = {}
@@ -28,7 +30,7 @@ _pending: dict[int, tuple[bytes, int, bytes, Any, Any]] = {}
 _KEPT_ON_CPU = 8
 """So many that have not said they are completed stay known; each keeps its tensors alive."""
 _counters: dict[str, list[Any]] = {}
-"""Group name to [its name as bytes, collectives, sends and receives]."""
+"""Group name to [its name as bytes, collectives, sends and receives, names of those by operator and peer]."""
 _library: torch.library.Library | None = None
 
 
@@ -58,11 +60,14 @@ def _kernel(name: str) -> Callable[..., Any] | None:
     work_at = returns.index(True) if any(returns) else None
     alone = len(returns) == 1
 
+    peer_at = next((at for at, one in enumerate(operator._schema.arguments) if one.name in _ARROWS), None)
+    arrow = "" if peer_at is None else _ARROWS[operator._schema.arguments[peer_at].name]
+
     redispatch = operator.redispatch
     after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     unbox_group, unbox_work = ProcessGroup.unbox, Work.unbox
     count_at = 2 if name in _POINT_TO_POINT else 1
-    op = page.text(name.rstrip("_"), 32)
+    alike = page.text(name.rstrip("_"), 32)
     entered, counters, pending = page.ENTERED, _counters, _pending
 
     def kernel(keys: Any, *arguments: Any) -> Any:
@@ -72,7 +77,15 @@ def _kernel(name: str) -> Callable[..., Any] | None:
         group_name = unbox_group(arguments[group_at]).group_name
         counter = counters.get(group_name)
         if counter is None:
-            counter = counters[group_name] = [page.text(group_name, 48), 0, 0]
+            counter = counters[group_name] = [page.text(group_name, 48), 0, 0, {}]
+            groups.note(current.page_path)
+        op = alike
+        if peer_at is not None:
+            peer = arguments[peer_at]
+            op = counter[3].get((alike, peer))
+            if op is None:
+                own = unbox_group(arguments[group_at]).rank()
+                op = counter[3][alike, peer] = page.text(f"{name.rstrip('_')} {own}{arrow}{peer}", 32)
         counter[count_at] = sequence = counter[count_at] + 1
         if pending:
             _forget_completed(keep=_KEPT_ON_CPU)

@@ -43,6 +43,7 @@ def install() -> None:
         collectives.install()
         _settle_pending.append(collectives.settle_pending)
         _see_init_process_group()
+        _see_groups()
 
 
 def installed() -> bool:
@@ -72,8 +73,9 @@ def _after_optimizer_step(optimizer: Any, *_: Any) -> None:
 def _see_init_process_group() -> None:
     import functools
 
-    import torch.distributed as dist
-    from torch.distributed import device_mesh, distributed_c10d
+    from torch.distributed import distributed_c10d
+
+    from evertrain.worker import contact, groups
 
     original = distributed_c10d.init_process_group
 
@@ -84,15 +86,49 @@ def _see_init_process_group() -> None:
             return original(*arguments, **named)
         current.check_environment()
         current.check_code()
+        contact.open_up(current)
         current.at("init")
         current.fire("init")
         result = original(*arguments, **named)
+        groups.note(current.page_path, anew=True)
         current.at("train")
         return result
 
+    _replace("init_process_group", original, init_process_group)
+
+
+def _see_groups() -> None:
+    """Write down which process groups there are; a device mesh makes its own by the same functions."""
+    import functools
+
+    from torch.distributed import distributed_c10d
+
+    from evertrain.worker import groups
+
+    def seen(original: Any) -> Any:
+        @functools.wraps(original)
+        def make(*arguments: Any, **named: Any) -> Any:
+            made = original(*arguments, **named)
+            current = session.current
+            if current is not None:
+                groups.note(current.page_path)
+            return made
+
+        return make
+
+    for name in ("new_group", "split_group"):
+        original = getattr(distributed_c10d, name, None)  # older versions split no groups
+        if original is not None:
+            _replace(name, original, seen(original))
+
+
+def _replace(name: str, original: Any, ours: Any) -> None:
+    import torch.distributed as dist
+    from torch.distributed import device_mesh, distributed_c10d
+
     for module in (dist, distributed_c10d, device_mesh):
-        if getattr(module, "init_process_group", None) is original:
-            module.init_process_group = init_process_group  # type: ignore[attr-defined]
+        if getattr(module, name, None) is original:
+            setattr(module, name, ours)
 
 
 def install_on_import() -> None:

@@ -110,9 +110,9 @@ class PageWriter:
 
     __slots__ = (
         "_body", "_lock", "_losses", "_metrics", "_view", "abs_step", "collective_seq", "collective_state",
-        "collective_time", "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op", "passed_step",
-        "passed_time", "phase", "phase_time", "pid", "progress_time", "reached", "rel_step", "resumed_step",
-        "resumed_time", "saves_failed", "sequence", "step_s", "steps", "tokens",
+        "collective_time", "dump_signal", "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op",
+        "passed_step", "passed_time", "phase", "phase_time", "pid", "progress_time", "reached", "rel_step",
+        "resumed_step", "resumed_time", "saves_failed", "sequence", "step_s", "steps", "tokens",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
@@ -148,6 +148,8 @@ class PageWriter:
         self.collective_state = NONE
         self.group = b""
         self.op = b""
+        self.dump_signal = 0
+        """At which this rank writes its stack down, see `worker.contact`; 0: none."""
         self.flags = 0
         self.saves_failed = 0
         """In a row."""
@@ -189,7 +191,7 @@ class PageWriter:
             sequence = self.sequence = self.sequence + 1
             body = _pack(
                 sequence, _now() if now is None else now,
-                self.collective_seq, self.collective_time, self.group, self.op, self.collective_state, 0,
+                self.collective_seq, self.collective_time, self.group, self.op, self.collective_state, self.dump_signal,
                 self.pid, self.abs_step, self.rel_step, self.progress_time,
                 self.resumed_step, self.resumed_time, self.reached, self.passed_step, self.passed_time,
                 self.loss, self.grad_norm, self.tokens, self.step_s, self.phase_time,

@@ -64,7 +64,8 @@ class Session:
         self.store_since: float | None = given.get("store_since")
         """Without a step to resume, one that the store has of a life since then will do; None: none will."""
         self.restart: bool = given["restart"]
-        self.page = PageWriter(given["page"])
+        self.page_path: str = given["page"]
+        self.page = PageWriter(self.page_path)
         self.page.reached = -1 if given.get("reached") is None else given["reached"]
         self.faults: Armed | None = None
         if given.get("faults"):

@@ -1,0 +1,87 @@
+"""How do captures come and go? Agents bring what they have seen; whoever looks at the job asks for one, and fetches it.
+
+PUT  /v1/captures/{number}/{node}    an agent: MessagePack of a `NodeCapture`
+POST /v1/captures                    look now: 202 with the number
+GET  /v1/captures/{number}           202 while it is not over, then the capture with what it has shown
+GET  /v1/captures                    which there are
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from evertrain.agent.aside import aside
+from evertrain.controller import captures
+from evertrain.controller.capture_files import MOST
+from evertrain.controller.conductor import Conductor
+
+_PIECE_BYTES = 256 << 10
+
+Json = dict[str, Any]
+
+
+def routes(conductor: Conductor) -> list[web.RouteDef]:
+    async def take(request: web.Request) -> web.Response:
+        number, node = int(request.match_info["number"]), request.match_info["node"]
+        refusal = conductor.captures.refusal(number, node)
+        if refusal is None:
+            body = bytearray()
+            # as it comes: the limit of other requests is below what a capture may have
+            async for piece in request.content.iter_chunked(_PIECE_BYTES):
+                body += piece
+                if len(body) > captures.MOST_BYTES:
+                    return _wrong(413, f"a capture has at most {captures.MOST_BYTES:,} bytes")
+            refusal = conductor.captures.take(number, node, bytes(body))
+        if refusal is not None:
+            return _wrong(refusal.status, refusal.line)
+        return web.json_response({"capture": number, "node": node})
+
+    async def ask(request: web.Request) -> web.Response:
+        number = conductor.request_capture()
+        if number is None:
+            return _wrong(409, "no rank runs now")
+        return web.json_response({"capture": number}, status=202)
+
+    async def give(request: web.Request) -> web.Response:
+        number = int(request.match_info["number"])
+        waits = conductor.captures.waits_for(number)
+        if waits is not None:
+            return web.json_response({"capture": number, "over": False, "waits_for": list(waits)}, status=202)
+        try:
+            kept = await conductor.captures.kept(number)
+        except ValueError as error:
+            return _wrong(500, str(error))
+        if kept is not None:
+            # of ten thousand ranks that takes its time
+            return web.json_response(body=await aside("captures", msgspec.json.encode, kept))
+        may_come = conductor.awaits_capture(number)
+        if may_come and not conductor.captures.is_over(number):
+            return web.json_response({"capture": number, "over": False, "waits_for": []}, status=202)
+        if may_come is not None:
+            return _wrong(410, f"capture {number} was lost: its attempt ended, or the controller that collected it")
+        return _wrong(404, f"there is no capture {number}, or no more: the newest {MOST} are kept")
+
+    async def listed(request: web.Request) -> web.Response:
+        there = await conductor.captures.numbers()
+        known = {one.asked.capture: one for one in conductor.state.captures}
+        found: list[Json] = []
+        for number in sorted({*there, *known}):
+            one = known.get(number)
+            located = one.located.located.kind if one is not None and one.located is not None else ""
+            about = {"attempt": one.asked.attempt, "reason": one.asked.reason, "time": one.asked.time} if one else {}
+            found.append({"capture": number, "kept": number in there, "located": located, **about})
+        return web.json_response(found)
+
+    return [
+        web.get("/v1/captures", listed),
+        web.post("/v1/captures", ask),
+        web.get(r"/v1/captures/{number:\d{1,9}}", give, allow_head=False),
+        web.put(r"/v1/captures/{number:\d{1,9}}/{node}", take),
+    ]
+
+
+def _wrong(status: int, line: str) -> web.Response:
+    return web.json_response({"error": " ".join(line.split())}, status=status)

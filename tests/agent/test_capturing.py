@@ -23,7 +23,7 @@ from evertrain.model.recording import Group
 from evertrain.model.report import Desired
 from evertrain.model.spec import AgentSpec
 from evertrain.model.stacks import CaptureOrder, NodeCapture
-from evertrain.observe import stack_capture
+from evertrain.observe import process_tree, stack_capture
 from evertrain.worker import contact, page
 from support import still
 
@@ -214,6 +214,8 @@ async def test_a_look_that_hangs_or_fails_is_told_of(world: World, monkeypatch: 
 
 async def test_a_stopped_rank(world: World) -> None:
     world.processes[5].send_signal(signal.SIGSTOP)
+    pid = world.processes[5].pid
+    await until(lambda: process_tree.own(5, pid).state == "stopped", "it is stopped")
     world.ask(1)
     await until(lambda: world.capturing.captured == 1, "it is over")
     by_rank = {member.rank: one for one in world.came[0].positions for member in one.members}

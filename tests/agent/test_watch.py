@@ -9,7 +9,7 @@ import pytest
 
 from evertrain.agent import watch
 from evertrain.agent.watch import Watch
-from evertrain.observe import pages
+from evertrain.observe import activity, pages
 from evertrain.worker import page
 
 
@@ -92,3 +92,18 @@ def test_rates_come_with_the_second_measurement(tmp_path: Path, clock: Clock, wr
     looks(node, clock, tmp_path, 2.0)
     (later,) = node.look([view(tmp_path)])
     assert later.cpu_fraction is not None and later.io_bytes_per_s is not None
+
+
+def test_who_moves_is_described_when_asked_for(tmp_path: Path, clock: Clock, writer: page.PageWriter) -> None:
+    node = Watch("node-0")
+    writer.abs_step = 4
+    writer.write_collective(b"0", 9, b"send 0->1", page.ENTERED)
+    writer.write()
+    assert node.look([view(tmp_path)]) == ()
+    usage = activity.usage(os.getpid())
+    assert usage is not None
+    assert node.everyone([view(tmp_path)], {}) == (), "nobody has looked at its processes"
+    (found,) = node.everyone([view(tmp_path)], {3: (clock.now, usage)})
+    assert (found.rank, found.still_s, found.stopped, found.cpu_fraction) == (3, 0.0, False, None)
+    assert found.inside is not None and str(found.inside) == "send 0->1 number 9 of group 0"
+    assert node.look([view(tmp_path)]) == (), "it is still nobody's business"

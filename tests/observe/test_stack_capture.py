@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evertrain.model.stacks import CaptureOrder, Seen
-from evertrain.observe import py_spy, stack_capture
+from evertrain.observe import process_tree, py_spy, stack_capture
 from evertrain.observe.stack_capture import Signal
 from support import dead_disk, still
 from support.waiting import eventually
@@ -65,6 +65,7 @@ def registered(monkeypatch: pytest.MonkeyPatch, folder: Path, start: still.Start
 def test_each_where_it_stands(start: still.Start) -> None:
     sleeper, holder, stopped = start(still.SLEEPER), start(still.GIL_HOLDER), start(still.SLEEPER)
     stopped.send_signal(signal.SIGSTOP)
+    eventually(lambda: process_tree.own(2, stopped.pid).state == "stopped", "it is stopped", within_s=10)
     pids = {0: sleeper.pid, 1: holder.pid, 2: stopped.pid}
     seen, blind = stack_capture.look(pids, ORDER)
     assert blind == ()
@@ -184,7 +185,7 @@ def test_only_blamed_ranks_are_looked_at_with_what_stops_them(
     calls = fake_py_spy(monkeypatch, tmp_path, "exit 1")
     one, two, stopped = start(still.SLEEPER), start(still.SLEEPER), start(still.SLEEPER)
     stopped.send_signal(signal.SIGSTOP)
-    eventually(lambda: Path(f"/proc/{stopped.pid}/stat").read_text().split()[2] == "T", "stopped", within_s=10)
+    eventually(lambda: process_tree.own(2, stopped.pid).state == "stopped", "it is stopped", within_s=10)
     stack_capture.look({0: one.pid, 1: two.pid, 2: stopped.pid}, CaptureOrder(number=1, attempt=1, deep=(1, 2)))
     made = calls.read_text().splitlines()
     assert [line for line in made if "--native" in line] == [f"dump --native --json --pid {two.pid}"]

@@ -27,7 +27,7 @@ from evertrain.model.recording import Group, Recording
 from evertrain.model.report import Desired
 from evertrain.model.spec import AgentSpec
 from evertrain.model.stacks import CaptureOrder, NodeCapture, Seen
-from evertrain.observe import pages, recorder_dumps, stack_capture
+from evertrain.observe import activity, pages, recorder_dumps, stack_capture
 from evertrain.observe.stack_capture import Signal
 from evertrain.worker import contact
 
@@ -94,7 +94,6 @@ class Capturing:
 
     async def _capture(self, order: CaptureOrder) -> NodeCapture:
         began = time.monotonic()
-        activities = self._view.everyone(order.attempt)
         pids, blind = self._pids(order.attempt)
         paths = {rank: str(self._view.page_path(order.attempt, rank)) for rank in pids}
         looking = _Looking(order, pids, paths, self._world_size)
@@ -112,7 +111,7 @@ class Capturing:
             time=self._zero + began,
             span_s=round(time.monotonic() - began, 3) if order.looks > 1 else 0.0,
             positions=group(looking.seen),
-            activities=activities,
+            activities=self._view.everyone(order.attempt, looking.measured),
             groups=tuple(looking.groups),
             recordings=tuple(looking.recordings.values()),
             blind=tuple(f"{self._spec.node}: {line}" for line in (*blind, *looking.blind)),
@@ -167,12 +166,17 @@ class _Looking:
         self._pids = pids
         self._paths = paths
         self._world_size = world_size
+        self.measured: dict[int, tuple[float, activity.Usage]] = {}
+        """By rank, what its processes have used until when."""
         self.seen: list[Seen] = []
         self.groups: list[Group] = []
         self.recordings: dict[int, Recording] = {}
         self.blind: list[str] = []
 
     def run(self) -> None:
+        for rank, pid in self._pids.items():
+            if (usage := activity.usage(pid)) is not None:
+                self.measured[rank] = (time.monotonic(), usage)
         recorders = self._begin_recorders() if self._order.recorder else []
         self._read_groups()
         self.seen, blind = stack_capture.look(self._pids, self._order, self._signals())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from evertrain.model.report import (
 )
 from evertrain.model.spec import AgentSpec
 from evertrain.observe import pages
+from evertrain.observe.activity import Usage
 from evertrain.worker import room
 
 TIGHT_BYTES = 256 << 20
@@ -91,9 +93,9 @@ class NodeView:
         """Whether some rank's page has not changed for a while."""
         return bool(self._activities)
 
-    def everyone(self, attempt: int) -> tuple[RankActivity, ...]:
-        """What each rank of the attempt does that runs here, whether it stands still or not."""
-        return self._watch.everyone(view for view in self._alive if view.attempt == attempt)
+    def everyone(self, attempt: int, measured: Mapping[int, tuple[float, Usage]]) -> tuple[RankActivity, ...]:
+        """What each rank of the attempt does that runs here, whether it stands still or not; see `Watch`."""
+        return self._watch.everyone((view for view in self._alive if view.attempt == attempt), measured)
 
     def report(self, state: dict[str, Any] | None, order: Desired | None) -> NodeReport:
         """Everything that is on this node, as of now; times are by its monotonic clock."""

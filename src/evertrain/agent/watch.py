@@ -7,7 +7,7 @@ A page that changes is progress; from a second without any on, the rank's proces
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import copy
 
 from evertrain.model.activity import Operation, RankActivity
@@ -80,20 +80,17 @@ class Watch:
                     found.append(self._describe(view, rank))
         return tuple(found)
 
-    def everyone(self, running: Iterable[PageView]) -> tuple[RankActivity, ...]:
-        """All ranks as they were at the last look, also those that move; their processes are measured if need be."""
-        now = time.monotonic()
+    def everyone(
+        self, running: Iterable[PageView], measured: Mapping[int, tuple[float, activity.Usage]]
+    ) -> tuple[RankActivity, ...]:
+        """All ranks, also those that move. `measured`, by rank: who moves is not measured by ourselves."""
         found = []
         for view in running:
-            rank = self._ranks.get((view.attempt, view.rank)) or _Rank(view)
-            if not rank.samples:
-                # kept by none: rates are taken of those that stand still
-                usage = activity.usage(view.pid)
-                if usage is None:
-                    continue
-                rank = copy(rank)
-                rank.samples = [(now, usage)]
-            found.append(self._describe(view, rank))
+            rank = copy(self._ranks.get((view.attempt, view.rank)) or _Rank(view))
+            if not rank.samples and view.rank in measured:
+                rank.samples = [measured[view.rank]]
+            if rank.samples:
+                found.append(self._describe(view, rank))
         return tuple(found)
 
     def _describe(self, view: PageView, rank: _Rank) -> RankActivity:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,6 +33,8 @@ _SIGNAL_S = 0.5
 _AT_ONCE = 2
 _SHORTEST_S = 0.1
 """With less time left nothing is begun."""
+
+_NO_TIME = "there was no time to look at all processes"
 
 _ORDER: tuple[ProcessKind, ...] = ("trainer", "loader", "checkpoint", "helper")
 
@@ -64,6 +66,8 @@ def look(
             break
         time.sleep(max(0.0, wait_s))
         one.at(_processes(pids, only_ranks=number > 0))
+    if order.deep:
+        one.deeper(_processes(pids, only_ranks=True))
     return one.seen, one.blind()
 
 
@@ -95,34 +99,46 @@ class _Look:
 
     def at(self, processes: Iterable[Process]) -> None:
         """Look once at each."""
-        waiting = deque(enumerate(processes))
-        total = len(waiting)
-        found: dict[int, Seen | None] = {}
-        listed = dict(waiting)
+        listed = list(processes)
+        found = self._beside_each_other(listed, self._one)
+        for number, process in enumerate(listed):
+            if number not in found:
+                self._dark[_NO_TIME].add(process.rank)
+            seen = found.get(number, _seen(process, _dark(process, _NO_TIME)))
+            if seen is not None:
+                self.seen.append(seen)
 
-        def work() -> None:
-            while True:
+    def deeper(self, processes: Iterable[Process]) -> None:
+        """Native frames in place of what was seen of ranks that are blamed already, as far as there is time."""
+        listed = [one for one in processes if one.rank in self._deep and one.is_python and not one.state]
+        found = self._beside_each_other(listed, self._one_natively)
+        by_pid = {seen.pid: seen for seen in found.values() if seen is not None and seen.dump.threads}
+        self.seen = [by_pid.get(one.pid, one) for one in self.seen]
+
+    def _beside_each_other(
+        self, listed: Sequence[Process], work: Callable[[Process], Seen | None]
+    ) -> dict[int, Seen | None]:
+        """What `work` finds for each, by its number in the list; what is late is left out."""
+        waiting = deque(enumerate(listed))
+        found: dict[int, Seen | None] = {}
+
+        def run() -> None:
+            while waiting and self.left_s > _SHORTEST_S:
                 try:
                     number, process = waiting.popleft()
                 except IndexError:
                     return
                 try:
-                    found[number] = self._one(process)
+                    found[number] = work(process)
                 except Exception as error:  # of one process; the others are looked at all the same
                     found[number] = _seen(process, _dark(process, f"{type(error).__name__}: {error}"))
 
-        threads = [threading.Thread(target=work, name="look", daemon=True) for _ in range(min(_AT_ONCE, total))]
+        threads = [threading.Thread(target=run, name="look", daemon=True) for _ in range(min(_AT_ONCE, len(listed)))]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(max(0.0, self.left_s + _SHORTEST_S))
-        done = dict(found)
-        for number, process in listed.items():
-            if number not in done:
-                self._dark["there was no time to look at all their processes"].add(process.rank)
-            seen = done.get(number, _seen(process, _dark(process, "there was no time to look at it")))
-            if seen is not None:
-                self.seen.append(seen)
+            thread.join(max(0.0, self.left_s) + _SHORTEST_S)
+        return dict(found)
 
     def blind(self) -> tuple[str, ...]:
         lines = [f"{named(ranks)}: {why}" for why, ranks in sorted(self._dark.items())]
@@ -138,9 +154,6 @@ class _Look:
             return _seen(process, _dark(process, "it has ended"))
         if not process.is_python:
             return _seen(process, _dark(process, "no Python: the kernel tells where it waits"))
-        if self.left_s < _SHORTEST_S:
-            self._dark["there was no time to look at all their processes"].add(process.rank)
-            return _seen(process, _dark(process, "there was no time to look at it"))
         answer = self._ask_py_spy(process)
         if answer.problem == "ended":
             return _ended(process) if process.kind == "trainer" else None
@@ -155,13 +168,16 @@ class _Look:
             self._say(process, answer, "")
         return _seen(process, dump)
 
+    def _one_natively(self, process: Process) -> Seen | None:
+        """None: there is no more to see than was seen."""
+        if self._program is None:
+            return None
+        answer = py_spy.dump(self._program, process.pid, min(_DEEP_S, self.left_s), native=True)
+        return None if answer.problem else _seen(process, _read(process, answer.text))
+
     def _ask_py_spy(self, process: Process) -> py_spy.Answer:
         if self._program is None:
             return py_spy.Answer(problem="absent", failure="py-spy is not installed")
-        if process.rank in self._deep and not process.state:
-            answer = py_spy.dump(self._program, process.pid, min(_DEEP_S, self.left_s), native=True)
-            if not answer.problem or answer.problem == "ended" or self.left_s < _SHORTEST_S:
-                return answer
         answer = py_spy.dump(self._program, process.pid, min(_ONE_S, self.left_s))
         if answer.problem == "unreadable" and self.left_s > _SHORTEST_S:
             # its stack has changed while it was read

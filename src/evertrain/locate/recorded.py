@@ -6,7 +6,7 @@ from typing import cast, get_args
 
 import msgspec
 
-from evertrain.locate import flight
+from evertrain.locate import flight, recorder
 from evertrain.locate.grouping import Merged
 from evertrain.model.recording import Recordings
 from evertrain.model.stacks import LocatedKind
@@ -43,4 +43,4 @@ def judge(now: Merged) -> Judged | None:
 
 def _recordings(now: Merged) -> Recordings:
     found = Recordings(dict(now.recordings), dict(now.groups))
-    return flight.with_activities(found, now.activities.values()) if found.ranks else found
+    return recorder.with_activities(found, now.activities.values()) if found.ranks else found

@@ -6,7 +6,8 @@
 a writer of checkpoints, with stacks as deep as those of real frameworks. One rank waits for its data loader; its
 tensor parallel peers wait for it, their replicas for them, and the other stages in their pipeline transfers. Grouped as
 an agent does it, and captured twice, as a verdict uses it. `megabytes` is the MessagePack of one capture of all nodes;
-`merge_and_verdict_s` is processor time of one thread, from decoded captures to the verdict.
+`merge_and_verdict_s` is processor time of one thread, from decoded captures to the verdict. The figures that begin with
+`recorded_` are the same with a flight recorder of every rank, ten operations each.
 """
 
 from __future__ import annotations
@@ -101,7 +102,22 @@ def group_name(mesh: dict[str, int], rank: int, dim: str) -> str:
     return f"{list(mesh).index(dim) + 1}{line(mesh, rank, dim)[0]:05d}"
 
 
-def capture(node: int, number: int, mesh: dict[str, int], size: int) -> NodeCapture:
+def recorded(rank: int, mesh: dict[str, int]) -> recording.Recording:
+    """The last of each kind in each group, and what is pending."""
+    kinds = ("_reduce_scatter_base", "_allgather_base", "all_reduce")
+    told = [
+        recording.Operation(group_name(mesh, rank, dim), f"{kind}{at}", 81_233, False, False)
+        for dim in mesh
+        for at, kind in enumerate(kinds)
+    ]
+    dim, _ = where(rank, mesh)
+    if rank != CULPRIT and dim != "pp":
+        shape = (((4096, 8192),), ((4096, 8192),), ("BFloat16",), ("BFloat16",))
+        told.append(recording.Operation(group_name(mesh, rank, dim), "all_reduce", 81_234, False, True, shape))
+    return recording.Recording(rank, 2000, tuple(told), time=1.7e9)
+
+
+def capture(node: int, number: int, mesh: dict[str, int], size: int, *, records: bool) -> NodeCapture:
     here = range(node * PER_NODE, (node + 1) * PER_NODE)
     groups = [recording.Group("0", "default_pg", tuple(range(size)))]
     for rank in here:
@@ -114,13 +130,14 @@ def capture(node: int, number: int, mesh: dict[str, int], size: int) -> NodeCapt
         positions=grouping.group(one for rank in here for one in processes(rank, mesh)),
         activities=tuple(activity(rank, mesh) for rank in here),
         groups=grouping.slim(groups, here, size),
+        recordings=tuple(recorded(rank, mesh) for rank in here) if records else (),
     )
 
 
-def measure(mesh: dict[str, int], size: int) -> dict[str, float]:
+def measure(mesh: dict[str, int], size: int, *, records: bool) -> dict[str, float]:
     nodes = size // PER_NODE
     began = time.process_time()
-    taken = [[capture(node, number, mesh, size) for node in range(nodes)] for number in (1, 2)]
+    taken = [[capture(node, number, mesh, size, records=records) for node in range(nodes)] for number in (1, 2)]
     grouped_s = (time.process_time() - began) / nodes / 2
     sent = [[msgspec.msgpack.encode(one) for one in captures] for captures in taken]
     began = time.process_time()
@@ -148,8 +165,10 @@ def main() -> None:
     samples: dict[str, list[float]] = {}
     size = MESH["pp"] * MESH["dp"] * MESH["tp"]
     for _ in range(runs):
-        for name, value in measure(MESH, size).items():
+        for name, value in measure(MESH, size, records=False).items():
             samples.setdefault(name, []).append(value)
+        for name, value in measure(MESH, size, records=True).items():
+            samples.setdefault(f"recorded_{name}", []).append(value)
     found = medians(samples)
     print_table(("figure", f"{size} ranks x {WORKERS + 2}"), [(name, f"{value:.3f}") for name, value in found.items()])
     write_report(flags.json, found, {name: len(values) for name, values in samples.items()})

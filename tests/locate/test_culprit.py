@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertrain.locate import culprit
+from evertrain.locate import culprit, grouping, stacks
+from evertrain.locate.grouping import Seen
 from evertrain.locate.parallel import coordinates
+from evertrain.model import recording
 from evertrain.model.activity import Operation
-from evertrain.model.stacks import Located
+from evertrain.model.recording import Recording
+from evertrain.model.stacks import Located, NodeCapture
 from support import stuck
 from support.stuck import Job
 
@@ -357,3 +364,57 @@ def test_and_without_a_mesh_by_the_groups_that_the_job_created() -> None:
     job = worked_example()
     found = culprit.locate(job.merged(2), job.merged(1))
     assert (found.ranks, found.group) == ((30, 31), tuple(range(24, 32)))
+
+
+# --- recorders, where there are some
+
+
+def recorded(rank: int, *operations: tuple[str, int, bool, tuple[object, ...]], group: str = "0") -> Recording:
+    told = tuple(recording.Operation(group, *one[:2], False, one[2], one[3], on_host=True) for one in operations)
+    return Recording(rank, 50, told)
+
+
+def test_sizes_that_differ_are_seen_by_recorders_only() -> None:
+    job = Job(MESH)
+    for rank in range(8):
+        job.recordings[rank] = recorded(rank, ("all_reduce", 41, True, (4 if rank != 5 else 2,)))
+    found = locate(job)
+    assert (found.kind, found.ranks, found.category, found.eviction) == ("mismatch", (5,), "user_code", ())
+
+
+def test_a_stack_outside_of_all_operations_outranks_an_empty_recorder() -> None:
+    job = Job(MESH)
+    job.outside(5, stuck.FETCH, waits_in="hrtimer_nanosleep")
+    for rank in range(8):
+        job.recordings[rank] = recorded(rank, ("all_reduce", 41, True, ())) if rank != 2 else Recording(2, 0)
+    assert (locate(job).kind, locate(job).ranks) == ("loader", (5,))
+
+
+# --- what others have seen
+
+
+CASES = Path(__file__).resolve().parents[1] / "data" / "cases" / "cases.jsonl"
+PUBLIC = [case for line in CASES.read_text().splitlines() if (case := json.loads(line))["signals"]["stacks"]]
+NAMED: dict[str, tuple[str, str]] = {
+    "fs-freeze-rank0-D-state": ("uninterruptible", "node-06/rank0"),
+    "stacks-bloom-eval-hang-384gpu": ("loader", "node-52/local0"),
+}
+
+
+@pytest.mark.parametrize("case", PUBLIC, ids=[case["id"] for case in PUBLIC])
+def test_public_stack_cases(case: dict[str, Any]) -> None:
+    """As an agent would have sent them; whoever is named nowhere in the truth is not named here."""
+    signals = case["signals"]
+    asleep = [pid for pid, state in signals["metrics"].get("ps_stat", {}).items() if state.startswith("D")]
+    labels = [label for label in signals["stacks"] for _ in range(4 if label.startswith("sampled") else 1)]
+    looks = []
+    for rank, label in enumerate(labels):
+        (dump,) = stacks.read(signals["stacks"][label])
+        state = "uninterruptible" if str(dump.pid) in asleep else ""
+        looks.append(Seen(rank=rank, pid=dump.pid or rank, kind="trainer", state=state, dump=dump))  # type: ignore[arg-type]
+    nodes = {rank: label.partition("/")[0] if "/" in label else f"of {label}" for rank, label in enumerate(labels)}
+    capture = NodeCapture(number=1, attempt=1, node="all", time=1.0, positions=grouping.group(looks))
+    merged = grouping.merge([capture], nodes)
+    found = culprit.locate(merged, merged)
+    kind, named = NAMED.get(case["id"], ("unknown", ""))
+    assert (found.kind, [labels[rank] for rank in found.ranks]) == (kind, [named] if named else [])

@@ -14,12 +14,13 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from evertrain.locate.places import decide, of_thread
 from evertrain.model.activity import RankActivity
-from evertrain.model.recording import Group, Recording
+from evertrain.model.recording import Group, Operation, Recording
 from evertrain.model.stacks import Frame, Member, NodeCapture, Position, ProcessKind, Seen, Thread
 
 __all__ = ["Cluster", "Merged", "Seen", "clusters", "dominant", "group", "merge", "moved", "slim", "wait_class"]
@@ -111,7 +112,7 @@ def merge(captures: Iterable[NodeCapture], expected: Mapping[int, str]) -> Merge
         positions=tuple(sorted(positions, key=lambda position: -len(position.members))),
         activities={told.rank: told for one in by_node.values() for told in one.activities},
         groups=groups,
-        recordings={told.rank: told for one in by_node.values() for told in one.recordings},
+        recordings={told.rank: _restored(told) for one in by_node.values() for told in one.recordings},
         nodes=nodes,
         blind=tuple(dict.fromkeys(line for one in by_node.values() for line in one.blind)),
         missing=tuple(sorted(set(expected.values()) - by_node.keys())),
@@ -268,3 +269,18 @@ def _united(known: Group | None, other: Group) -> Group:
     if other.members and other.members != known.members:
         return Group(known.name, known.description)  # two groups of one name: better nothing than the wrong ranks
     return known
+
+
+def _restored(told: Recording) -> Recording:
+    """Sizes that can be compared again: on the wire a tuple in a tuple becomes a list."""
+    operations = tuple(_with_plain_shape(one) for one in told.operations)
+    missed = _with_plain_shape(told.missed) if told.missed is not None else None
+    return msgspec.structs.replace(told, operations=operations, missed=missed)
+
+
+def _with_plain_shape(one: Operation) -> Operation:
+    return msgspec.structs.replace(one, shape=_tuples(one.shape)) if one.shape else one
+
+
+def _tuples(told: Any) -> Any:
+    return tuple(map(_tuples, told)) if isinstance(told, list | tuple) else told

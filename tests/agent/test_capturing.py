@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import signal
 import socket
@@ -22,8 +23,8 @@ from evertrain.agent.node import NodeView
 from evertrain.model.recording import Group
 from evertrain.model.report import Desired
 from evertrain.model.spec import AgentSpec
-from evertrain.model.stacks import CaptureOrder, NodeCapture
-from evertrain.observe import process_tree, stack_capture
+from evertrain.model.stacks import CaptureOrder, NodeCapture, RecorderDumps
+from evertrain.observe import process_tree, recorder_dumps, stack_capture
 from evertrain.worker import contact, page
 from support import still
 
@@ -44,6 +45,7 @@ class World:
         self.statuses: list[int] = []
         """Of the next answers; then 200."""
         self.came: list[NodeCapture] = []
+        self.dumps: list[RecorderDumps] = []
         self.woken = 0
         self.processes = {rank: start(still.SLEEPER) for rank in (4, 5)}
         self.state: dict[str, Any] | None = {
@@ -102,7 +104,13 @@ async def world(tmp_path: Path, start: still.Start) -> AsyncIterator[World]:
         return await made[0].take(request)
 
     app = web.Application(client_max_size=64 << 20)
+
+    async def take_dumps(request: web.Request) -> web.Response:
+        made[0].dumps.append(msgspec.msgpack.decode(await request.read(), type=RecorderDumps))
+        return web.json_response({})
+
     app.add_routes([web.put("/v1/captures/{number}/{node}", take)])
+    app.add_routes([web.put("/v1/captures/{number}/{node}/recorders", take_dumps)])
     async with TestServer(app) as server:
         made.append(World(tmp_path, start, str(server.make_url("")).rstrip("/")))
         yield made[0]
@@ -237,6 +245,22 @@ async def test_recorders_are_asked_and_a_silent_one_is_not_waited_for(
         world.ask(2, recorder=False)
         await until(lambda: world.capturing.captured == 2, "it is over")
         assert world.came[1].blind == ()
+
+
+async def test_what_recorders_hold_is_sent_as_it_is_where_that_is_wanted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = b'{"entries": [], "version": "2.10"}'
+    monkeypatch.setattr(recorder_dumps, "fetch_raw", lambda socket, limit_s: raw)
+    Path(contact.socket_path(str(world.view.page_path(2, 4)))).touch()
+    world.ask(1)
+    await until(lambda: world.capturing.captured == 1, "it is over")
+    assert world.dumps == []
+    world.ask(2, dumps=True)
+    await until(lambda: world.capturing.captured == 2, "it is over")
+    (sent,) = world.dumps
+    assert sent.node == "gpu02" and {rank: gzip.decompress(one) for rank, one in sent.dumps.items()} == {4: raw}
+    assert [one.rank for one in world.came[1].recordings] == [4]
 
 
 def test_groups_of_a_rank_that_has_written_none(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def job(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "job") -> Ite
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             token = self.headers["Authorization"].removeprefix("Bearer ")
             status, value = served.answer(self.command, self.path, body, token)
-            content = json.dumps(value).encode()
+            content = value if isinstance(value, bytes) else json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

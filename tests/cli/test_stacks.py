@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from cli import logs, served
@@ -18,12 +19,12 @@ from cli.plans import known_job
 from cli.served import Served
 from evertrain.cli import stack_view, stacks
 from evertrain.cli.main import main
-from evertrain.controller import capture_files
+from evertrain.controller import capture_files, dump_files
 from evertrain.controller.capture_files import Kept
 from evertrain.locate import culprit
 from evertrain.model import records as r
 from evertrain.model.capture_records import CaptureAsked
-from evertrain.model.stacks import Located
+from evertrain.model.stacks import Located, RecorderDumps
 from support.stuck import ALL_REDUCE, IDLE_WORKER, SLEEP, Job
 
 Json = dict[str, Any]
@@ -203,6 +204,50 @@ def test_after_the_run_the_last_one_that_of_an_incident_or_the_one_named(
     assert "capture 4," in said(capsys)
     assert "capture 3," in said(capsys, "--capture", "3")
     assert "capture 3," in said(capsys, "job", "--incident", "1")
+
+
+FLIGHT = Path(__file__).parent.parent / "data" / "flight" / "absent"
+
+
+def with_dumps(number: int) -> Kept:
+    kept = stuck(number)
+    return replace(kept, asked=replace(kept.asked, dumps=True))
+
+
+def dumps(*ranks: int) -> bytes:
+    packed = {rank: gzip.compress((FLIGHT / f"rank_{rank}").read_bytes()) for rank in ranks}
+    return msgspec.msgpack.encode(RecorderDumps(node="node-0", dumps=packed))
+
+
+def test_flight_recorders_as_torch_reads_them(ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capture_files.write(ended, with_dumps(5))
+    dump_files.write(ended, 5, "node-0", dumps(0, 1))
+    dump_files.write(ended, 5, "node-1", dumps(2, 3))
+    target = tmp_path / "for torch"
+    out = said(capsys, "--flight-recorder", str(target))
+    assert sorted(path.name for path in target.iterdir()) == ["rank_0", "rank_1", "rank_2", "rank_3"]
+    assert f"torchfrtrace '{target}' -p rank_ --allow-incomplete-ranks\n" in out
+    assert "4 flight recorders written" in out and "without those of 4 ranks that did not answer: [4, 5, 6, 7]" in out
+    # 4 was taken without
+    code, line = refused(capsys, "--capture", "4", "--flight-recorder", str(target))
+    assert code == 1 and "without the flight recorders' dumps" in line
+    (tmp_path / "file").touch()
+    code, line = refused(capsys, "--flight-recorder", str(tmp_path / "file"))
+    assert code == 1 and "cannot be written" in line
+
+
+def test_flight_recorders_of_a_running_job(running: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = with_dumps(3)
+    path = "/v1/captures/3/recorders"
+    running.answers["GET /v1/captures/3"] = [(200, as_sent(kept))]
+    nodes = sorted(set(kept.merged.nodes.values()))
+    running.answers[f"GET {path}"] = [(200, nodes[:1]), (200, nodes)]
+    for at, node in enumerate(nodes):
+        running.answers[f"GET {path}/{node}"] = [(200, dumps(at))]
+    assert len(nodes) == 4
+    out = said(capsys, "--flight-recorder", str(tmp_path / "dumps"))
+    assert "4 flight recorders written" in out and (tmp_path / "dumps" / "rank_3").exists()
+    assert [json.loads(one.body) for one in running.of("POST", "/v1/captures")] == [{"dumps": True}]
 
 
 @pytest.mark.parametrize(

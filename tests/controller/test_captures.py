@@ -24,7 +24,7 @@ from evertrain.locate import culprit
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.records import TermStarted
 from evertrain.model.report import Desired
-from evertrain.model.stacks import Located, NodeCapture
+from evertrain.model.stacks import Located, NodeCapture, RecorderDumps
 from support.stuck import SLEEP, Job
 from support.world import World
 
@@ -183,6 +183,39 @@ async def test_what_does_not_belong_there_is_refused(serving: Serving, monkeypat
     ) as answer:
         assert answer.status == 401
     assert (await serving.ask("GET", "/v1/captures/999"))[0] == 404
+
+
+async def test_recorders_dumps_come_behind_their_capture_and_are_given_out(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, answer = await serving.ask("POST", "/v1/captures", b'{"dumps": true}')
+    assert status == 202
+    number = int(answer["capture"])
+    await until(lambda: serving.told(number), "the agents are told")
+    orders = [order.capture for order in serving.orders.values()]
+    assert all(order is not None and order.dumps for order in orders)
+    for node in serving.world.nodes:
+        assert (await serving.send(number, node, seen(number, node)))[0] == 200
+    assert (await serving.over(number))["asked"]["dumps"] is True
+
+    path = f"/v1/captures/{number}/recorders"
+    assert await serving.ask("GET", path) == (200, [])
+    body = msgspec.msgpack.encode(RecorderDumps(node="node-1", dumps={2: b"packed"}))
+    assert (await serving.ask("PUT", f"/v1/captures/{number}/node-1/recorders", body))[0] == 200
+    assert await serving.ask("GET", path) == (200, ["node-1"])
+    async with serving.session.get(f"{serving.url}{path}/node-1") as given:
+        assert await given.read() == body
+    assert (await serving.ask("GET", f"{path}/node-0"))[0] == 404
+    for at, node, sent, status in (
+        (number, "node-0", body, 409),
+        (number, "node-9", body, 403),
+        (number, "node-1", b"nonsense", 400),
+        (number + 7, "node-1", body, 404),
+    ):
+        assert (await serving.ask("PUT", f"/v1/captures/{at}/{node}/recorders", sent))[0] == status
+    monkeypatch.setattr(captures, "MOST_DUMP_BYTES", 10)
+    assert (await serving.ask("PUT", f"/v1/captures/{number}/node-1/recorders", body))[0] == 413
+    assert (await serving.ask("POST", "/v1/captures", b'{"dump": true}'))[0] == 400
 
 
 async def test_what_cannot_be_read_costs_its_node_and_nothing_else(serving: Serving) -> None:

@@ -8,6 +8,7 @@ than a line about what could not be seen.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import random
 import threading
@@ -21,12 +22,13 @@ import msgspec
 
 from evertrain.agent.aside import aside
 from evertrain.agent.node import NodeView
+from evertrain.locate import recorder
 from evertrain.locate.grouping import group, slim
 from evertrain.locate.words import named
 from evertrain.model.recording import Group, Recording
 from evertrain.model.report import Desired
 from evertrain.model.spec import AgentSpec
-from evertrain.model.stacks import CaptureOrder, NodeCapture, Seen
+from evertrain.model.stacks import CaptureOrder, NodeCapture, RecorderDumps, Seen
 from evertrain.observe import activity, pages, recorder_dumps, stack_capture
 from evertrain.observe.stack_capture import Signal
 from evertrain.worker import contact
@@ -39,6 +41,8 @@ _RECORDER_S = 1.0
 _SEND_S, _ONE_SEND_S = 8.0, 3.0
 _FIRST_RETRY_S = 0.1
 _MOST_GROUPS_BYTES = 16 << 20
+_LEVEL = 1
+"""Two thousand operations are much alike: more takes longer and saves little."""
 
 State = dict[str, Any]
 
@@ -83,7 +87,10 @@ class Capturing:
     async def _serve(self) -> None:
         while (order := self._newest) is not None and order.number > self.captured:
             try:
-                await self._send(order, await self._capture(order))
+                capture, dumps = await self._capture(order)
+                await self._send(order, "", capture)
+                if order.dumps:
+                    await self._send(order, "/recorders", await aside("capture", _compressed, self._spec.node, dumps))
             except Exception:  # a bug of ours; the agent lives on
                 _log.exception("capture %d", order.number)
             self.captured = order.number
@@ -92,7 +99,8 @@ class Capturing:
 
     # --- looking
 
-    async def _capture(self, order: CaptureOrder) -> NodeCapture:
+    async def _capture(self, order: CaptureOrder) -> tuple[NodeCapture, dict[int, bytes]]:
+        """What was seen, and the recorders' dumps by rank."""
         began = time.monotonic()
         pids, blind = self._pids(order.attempt)
         paths = {rank: str(self._view.page_path(order.attempt, rank)) for rank in pids}
@@ -104,7 +112,7 @@ class Capturing:
         except Exception as error:
             _log.exception("capture %d", order.number)
             blind.append(f"{named(pids)}: the look failed: {type(error).__name__}: {error}; see the agent's log")
-        return NodeCapture(
+        capture = NodeCapture(
             number=order.number,
             attempt=order.attempt,
             node=self._spec.node,
@@ -116,6 +124,7 @@ class Capturing:
             recordings=tuple(looking.recordings.values()),
             blind=tuple(f"{self._spec.node}: {line}" for line in (*blind, *looking.blind)),
         )
+        return capture, dict(looking.dumps)
 
     def _pids(self, attempt: int) -> tuple[dict[int, int], list[str]]:
         """The processes of the attempt's ranks here, by rank, as the keeper knows them."""
@@ -130,9 +139,9 @@ class Capturing:
 
     # --- sending
 
-    async def _send(self, order: CaptureOrder, capture: NodeCapture) -> None:
-        body = msgspec.msgpack.encode(capture)
-        url = f"{self._spec.controller_url}/v1/captures/{order.number}/{self._spec.node}"
+    async def _send(self, order: CaptureOrder, what: str, content: NodeCapture | RecorderDumps) -> None:
+        body = msgspec.msgpack.encode(content)
+        url = f"{self._spec.controller_url}/v1/captures/{order.number}/{self._spec.node}{what}"
         deadline = time.monotonic() + _SEND_S
         retry_s = _FIRST_RETRY_S
         async with aiohttp.ClientSession(
@@ -171,6 +180,8 @@ class _Looking:
         self.seen: list[Seen] = []
         self.groups: list[Group] = []
         self.recordings: dict[int, Recording] = {}
+        self.dumps: dict[int, bytes] = {}
+        """The recordings as they came, where they are wanted."""
         self.blind: list[str] = []
 
     def run(self) -> None:
@@ -213,11 +224,18 @@ class _Looking:
 
     def _fetch(self, rank: int, socket: Path) -> None:
         try:
-            found = recorder_dumps.fetch(socket, rank, _RECORDER_S)
+            raw = recorder_dumps.fetch_raw(socket, _RECORDER_S)
+            if self._order.dumps:
+                self.dumps[rank] = raw
+            found = recorder.read(raw, rank, time.time())
         except (OSError, ValueError) as error:
             self.blind.append(f"rank {rank}: no flight recorder: {' '.join(str(error).split())[:200]}")
         else:
             self.recordings |= found.ranks
+
+
+def _compressed(node: str, dumps: Mapping[int, bytes]) -> RecorderDumps:
+    return RecorderDumps(node=node, dumps={rank: gzip.compress(raw, _LEVEL) for rank, raw in dumps.items()})
 
 
 def read_groups(path: Path) -> tuple[dict[str, Group], list[str]]:

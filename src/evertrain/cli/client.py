@@ -58,6 +58,10 @@ class Client:
     def get(self, path: str) -> Any:
         return self._ask("GET", path, None)
 
+    def get_bytes(self, path: str) -> bytes:
+        """What is no JSON."""
+        return self._exchange("GET", path, None)
+
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self._ask("POST", path, json.dumps(body).encode())
 
@@ -77,6 +81,16 @@ class Client:
         self._connection.close()
 
     def _ask(self, method: str, path: str, body: bytes | BinaryIO | None, about: Mapping[str, str] = JSON) -> Any:
+        content = self._exchange(method, path, body, about)
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            self._connection.close()
+            raise Unreachable(f"{method} {path}: {error}") from error
+
+    def _exchange(
+        self, method: str, path: str, body: bytes | BinaryIO | None, about: Mapping[str, str] = JSON
+    ) -> bytes:
         headers = self._headers if body is None else {**self._headers, **about}
         try:
             try:
@@ -89,7 +103,7 @@ class Client:
             content = answer.read()
             if answer.status >= 300:
                 raise Refused(f"{method} {path}", answer.status, content)
-            return json.loads(content)
+            return content
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()
             raise Unreachable(f"{method} {path}: {error}") from error

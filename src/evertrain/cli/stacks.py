@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from evertrain.cli import client, look
+from evertrain.cli import client, look, recorders
 from evertrain.cli.registry import KnownJob
 from evertrain.controller import capture_files
 from evertrain.controller.capture_files import Kept
@@ -39,11 +39,16 @@ def main(argv: Sequence[str]) -> int:
     which.add_argument("--capture", metavar="N", help="the look of this number")
     parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
     parser.add_argument("--speedscope", metavar="FILE", help="write all stacks there, for speedscope's flame graphs")
+    parser.add_argument(
+        "--flight-recorder", metavar="DIR", help="write the flight recorders' dumps there, for torch's own analyzer"
+    )
     args = parser.read(argv)
     capture, incident = _number("--capture", args.capture), _number("--incident", args.incident)
     job = look.find(args.job or args.name, args.run_dir)
-    kept = _of_incident(job, incident) if incident is not None else _one(job, capture)
-    _show(kept, args.speedscope, as_json=args.json)
+    dumps = args.flight_recorder
+    kept = _of_incident(job, incident) if incident is not None else _one(job, capture, dumps=dumps is not None)
+    written = recorders.write(job, kept, Path(dumps)) if dumps is not None else ()
+    _show(kept, args.speedscope, written, as_json=args.json)
     return 0
 
 
@@ -56,11 +61,11 @@ def _number(flag: str, text: str | None) -> int | None:
 # -- which one ---------------------------------------------------------------------------------------------------------
 
 
-def _one(job: KnownJob, number: int | None) -> Kept:
+def _one(job: KnownJob, number: int | None, *, dumps: bool) -> Kept:
     if number is not None:
         return _kept(job, number)
     if look.lives(job):
-        return _fresh(job)
+        return _fresh(job, dumps=dumps)
     there = capture_files.numbers(job.run_dir)
     if not there:
         raise TroubleError(f"of job {job.job} no stacks were kept; {_NONE}")
@@ -76,8 +81,8 @@ def _of_incident(job: KnownJob, incident: int) -> Kept:
     return _kept(job, max(found["captures"]))
 
 
-def _fresh(job: KnownJob) -> Kept:
-    number = int(look.tell(job, "/v1/captures", {}, "shows no stacks")["capture"])
+def _fresh(job: KnownJob, *, dumps: bool) -> Kept:
+    number = int(look.tell(job, "/v1/captures", {"dumps": dumps}, "shows no stacks")["capture"])
     deadline, waits = time.monotonic() + FRESH_S, "its controller"
     while time.monotonic() < deadline:
         try:
@@ -137,7 +142,7 @@ def _get(job: KnownJob, number: int) -> Kept | dict[str, Any]:
 # -- showing -----------------------------------------------------------------------------------------------------------
 
 
-def _show(kept: Kept, speedscope: str | None, *, as_json: bool) -> None:
+def _show(kept: Kept, speedscope: str | None, written: Sequence[str], *, as_json: bool) -> None:
     from evertrain.cli import stack_export, stack_view
 
     if speedscope is not None:
@@ -152,3 +157,5 @@ def _show(kept: Kept, speedscope: str | None, *, as_json: bool) -> None:
         out.print(line)
     if speedscope is not None:
         out.print(f"written for speedscope: {speedscope}")
+    for line in written:
+        out.print(line, markup=False, soft_wrap=True)

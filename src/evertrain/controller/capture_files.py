@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from evertrain.controller import dump_files
 from evertrain.locate.grouping import Merged
 from evertrain.model.capture_records import CaptureAsked
 from evertrain.model.stacks import Located
@@ -35,15 +36,11 @@ _decoder = msgspec.msgpack.Decoder(Kept)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def folder(run_dir: Path) -> Path:
-    return run_dir / "captures"
-
-
 def numbers(run_dir: Path) -> list[int]:
     """Those that there are, by the time when they were written."""
     found: list[tuple[float, int]] = []
     try:
-        for path in folder(run_dir).iterdir():
+        for path in dump_files.folder(run_dir).iterdir():
             if named := _NAME.fullmatch(path.name):
                 found.append((path.stat().st_mtime, int(named[1])))
     except FileNotFoundError:  # none yet, or removed meanwhile
@@ -53,7 +50,7 @@ def numbers(run_dir: Path) -> list[int]:
 
 def write(run_dir: Path, kept: Kept) -> None:
     """Put one there, whole or not at all; the oldest ones go. Raises OSError."""
-    folder(run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    dump_files.folder(run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
     path = _path(run_dir, kept.asked.capture)
     fresh = path.with_suffix(".new")
     try:
@@ -63,6 +60,7 @@ def write(run_dir: Path, kept: Kept) -> None:
         fresh.unlink(missing_ok=True)
     for number in numbers(run_dir)[:-MOST]:
         _path(run_dir, number).unlink(missing_ok=True)
+        dump_files.remove(run_dir, number)
 
 
 def read(run_dir: Path, number: int) -> Kept | None:
@@ -77,4 +75,4 @@ def read(run_dir: Path, number: int) -> Kept | None:
 
 
 def _path(run_dir: Path, number: int) -> Path:
-    return folder(run_dir) / f"{number}.msgpack.gz"
+    return dump_files.folder(run_dir) / f"{number}.msgpack.gz"

@@ -1,9 +1,12 @@
 """How do captures come and go? Agents bring what they have seen; whoever looks at the job asks for one, and fetches it.
 
-PUT  /v1/captures/{number}/{node}    an agent: MessagePack of a `NodeCapture`
-POST /v1/captures                    look now: 202 with the number
-GET  /v1/captures/{number}           202 while it is not over, then the capture with what it has shown
-GET  /v1/captures                    which there are
+PUT  /v1/captures/{number}/{node}             an agent: MessagePack of a `NodeCapture`
+PUT  /v1/captures/{number}/{node}/recorders   ... and of `RecorderDumps`, where they were asked for
+POST /v1/captures                             look now: 202 with the number; {"dumps": true}: and keep recorders' dumps
+GET  /v1/captures/{number}                    202 while it is not over, then the capture with what it has shown
+GET  /v1/captures/{number}/recorders          the nodes whose recorders' dumps are there
+GET  /v1/captures/{number}/recorders/{node}   what that node has sent
+GET  /v1/captures                             which there are
 """
 
 from __future__ import annotations
@@ -23,24 +26,55 @@ _PIECE_BYTES = 256 << 10
 Json = dict[str, Any]
 
 
+class _Wish(msgspec.Struct, forbid_unknown_fields=True):
+    dumps: bool = False
+
+
 def routes(conductor: Conductor) -> list[web.RouteDef]:
     async def take(request: web.Request) -> web.Response:
         number, node = int(request.match_info["number"]), request.match_info["node"]
         refusal = conductor.captures.refusal(number, node)
         if refusal is None:
-            body = bytearray()
-            # as it comes: the limit of other requests is below what a capture may have
-            async for piece in request.content.iter_chunked(_PIECE_BYTES):
-                body += piece
-                if len(body) > captures.MOST_BYTES:
-                    return _wrong(413, f"a capture has at most {captures.MOST_BYTES:,} bytes")
-            refusal = conductor.captures.take(number, node, bytes(body))
+            body = await _body(request, captures.MOST_BYTES)
+            if body is None:
+                return _wrong(413, f"a capture has at most {captures.MOST_BYTES:,} bytes")
+            refusal = conductor.captures.take(number, node, body)
         if refusal is not None:
             return _wrong(refusal.status, refusal.line)
         return web.json_response({"capture": number, "node": node})
 
+    async def take_dumps(request: web.Request) -> web.Response:
+        number, node = int(request.match_info["number"]), request.match_info["node"]
+        if node not in conductor.state.known_nodes():
+            return _wrong(403, f"the job has no node {node}")
+        body = await _body(request, captures.MOST_DUMP_BYTES)
+        if body is None:
+            return _wrong(413, f"recorders' dumps of a node have at most {captures.MOST_DUMP_BYTES:,} bytes")
+        refusal = await conductor.captures.take_dumps(number, node, body)
+        if refusal is not None:
+            return _wrong(refusal.status, refusal.line)
+        return web.json_response({"capture": number, "node": node})
+
+    async def list_dumps(request: web.Request) -> web.Response:
+        number = int(request.match_info["number"])
+        return web.json_response(await conductor.captures.dumped(number))
+
+    async def give_dumps(request: web.Request) -> web.Response:
+        number, node = int(request.match_info["number"]), request.match_info["node"]
+        if node not in await conductor.captures.dumped(number):
+            return _wrong(404, f"capture {number} has no recorders' dumps of {node}")
+        try:
+            content = await conductor.captures.dumps(number, node)
+        except OSError as error:
+            return _wrong(500, f"they cannot be read: {error.strerror or error}")
+        return web.Response(body=content, content_type="application/msgpack")
+
     async def ask(request: web.Request) -> web.Response:
-        number = conductor.request_capture()
+        try:
+            wish = msgspec.json.decode(await request.read() or b"{}", type=_Wish)
+        except msgspec.MsgspecError as error:
+            return _wrong(400, str(error))
+        number = conductor.request_capture(dumps=wish.dumps)
         if number is None:
             return _wrong(409, "no rank runs now")
         return web.json_response({"capture": number}, status=202)
@@ -79,8 +113,21 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
         web.get("/v1/captures", listed),
         web.post("/v1/captures", ask),
         web.get(r"/v1/captures/{number:\d{1,9}}", give, allow_head=False),
+        web.get(r"/v1/captures/{number:\d{1,9}}/recorders", list_dumps),
+        web.get(r"/v1/captures/{number:\d{1,9}}/recorders/{node}", give_dumps),
         web.put(r"/v1/captures/{number:\d{1,9}}/{node}", take),
+        web.put(r"/v1/captures/{number:\d{1,9}}/{node}/recorders", take_dumps),
     ]
+
+
+async def _body(request: web.Request, most_bytes: int) -> bytes | None:
+    """As it comes, for the limit of other requests is lower; None: it is more than that."""
+    body = bytearray()
+    async for piece in request.content.iter_chunked(_PIECE_BYTES):
+        body += piece
+        if len(body) > most_bytes:
+            return None
+    return bytes(body)
 
 
 def _wrong(status: int, line: str) -> web.Response:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from evertrain.agent.aside import aside
-from evertrain.controller import capture_files
+from evertrain.controller import capture_files, dump_files
 from evertrain.controller.capture_files import Kept
 from evertrain.decide import captures, spinning
 from evertrain.decide.picture import Picture
@@ -32,13 +32,15 @@ from evertrain.locate.grouping import Merged
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.config import HangConfig
 from evertrain.model.spec import ControllerSpec
-from evertrain.model.stacks import Located, NodeCapture
+from evertrain.model.stacks import Located, NodeCapture, RecorderDumps
 
 _log = logging.getLogger(__name__)
 
 MOST_BYTES = 8 << 20
 """Of one node; a node with eight ranks sends some ten thousand."""
 MOST_BYTES_ALL = 256 << 20
+MOST_DUMP_BYTES = 64 << 20
+"""Flight recorders of one node."""
 _IN_MEMORY = captures.ROUNDS + 1
 _BESIDE_S = 60.0
 """A capture of a job that is not suspected to hang is compared with one that is no older."""
@@ -151,6 +153,32 @@ class Captures:
         one.sent[node] = body
         self._wake()
         return None
+
+    async def take_dumps(self, number: int, node: str, body: bytes) -> Refusal | None:
+        """Keep what the flight recorders of a node held when it was looked at. It may come after the verdict."""
+        one = self._open.get(number)
+        if one is None and number not in self._over:
+            return Refusal(404, f"no capture {number} has been asked for")
+        try:
+            said = msgspec.msgpack.decode(body, type=RecorderDumps)
+        except msgspec.MsgspecError as error:
+            return Refusal(400, f"what {node} sent are no recorders' dumps: {error}")
+        if said.node != node:
+            return Refusal(409, f"the dumps of {said.node} were sent as those of {node}")
+        try:
+            await aside("captures", dump_files.write, self._run_dir, number, node, body)
+        except OSError as error:
+            _log.error("recorders' dumps of %s are not kept: %s: %s", node, error.filename, error.strerror or error)
+            return Refusal(507, f"there is no room for them: {error.strerror or error}")
+        return None
+
+    async def dumped(self, number: int) -> list[str]:
+        """Nodes whose recorders' dumps of this capture are there."""
+        return await aside("captures", dump_files.nodes, self._run_dir, number)
+
+    async def dumps(self, number: int, node: str) -> bytes:
+        """As the node sent them. Raises OSError."""
+        return await aside("captures", dump_files.read, self._run_dir, number, node)
 
     # -- judging -------------------------------------------------------------------------------------------------------
 

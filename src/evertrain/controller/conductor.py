@@ -229,15 +229,19 @@ class Conductor:
         reports = [self.picture.report(node) for node in self._state.active_nodes()]
         return all(report is not None and report.copies_look >= look for report in reports)
 
-    def request_capture(self) -> int | None:
-        """Have all processes looked at: the number of that capture; None: there are none. One on its way will do."""
+    def request_capture(self, *, dumps: bool = False) -> int | None:
+        """Have all processes looked at: the number of that capture; None: there are none. One on its way will do.
+
+        `dumps`: and have the dumps of the flight recorders kept.
+        """
         state, attempt = self._noted(), self._state.active
         if attempt is None or attempt.ending is not None or not attempt.alive():
             return None
         newest = state.captures[-1].asked if state.captures else None
-        if newest is not None and self._can_come(newest) and not self.captures.is_over(newest.capture):
+        is_under_way = newest is not None and self._can_come(newest) and not self.captures.is_over(newest.capture)
+        if newest is not None and is_under_way and (newest.dumps or not dumps):
             return newest.capture
-        asked = captures.ask(state, attempt, "user", self.now())
+        asked = captures.ask(state, attempt, "user", self.now(), dumps=dumps)
         self._inbox.append(asked)
         self._wake.set()
         return asked.capture

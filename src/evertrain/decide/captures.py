@@ -35,6 +35,8 @@ ROUNDS, ROUND_S = 5, 10.0
 _LOOKS, _EVERY_S = 20, 0.05
 _SERIES_AGAIN_S = 600.0
 """From the begin of one series to the next, in one attempt."""
+MOST_DUMPS = 512
+"""Ranks of a job whose recorders' dumps are kept when it hangs: each is some ten thousand bytes."""
 _SURE = 0.8
 """Ranks that a first capture blames so certainly may be looked at more closely."""
 
@@ -43,11 +45,17 @@ _SURE = 0.8
 
 
 def ask(
-    state: JobState, attempt: Attempt, reason: CaptureReason, now: float, *, deep: tuple[int, ...] = ()
+    state: JobState,
+    attempt: Attempt,
+    reason: CaptureReason,
+    now: float,
+    *,
+    deep: tuple[int, ...] = (),
+    dumps: bool = False,
 ) -> CaptureAsked:
     """The next look at all processes, or at a series of rounds the first one."""
     number = state.next_capture
-    asked = CaptureAsked(time=now, capture=number, attempt=attempt.number, reason=reason, deep=deep)
+    asked = CaptureAsked(time=now, capture=number, attempt=attempt.number, reason=reason, deep=deep, dumps=dumps)
     return _round(asked, number, 1) if reason == "slow" else asked
 
 
@@ -71,7 +79,9 @@ def of_hang(
         return []
     if len(mine) - len(lost) >= _wanted(hang, config) or in_flight(state, picture, now):
         return []
-    return [ask(state, attempt, "hang", now, deep=_closer(hang, newest))]
+    # the ranks may be gone after the second, and their recorders with them
+    dumps = newest is not None and len(attempt.started.placement) <= MOST_DUMPS
+    return [ask(state, attempt, "hang", now, deep=_closer(hang, newest), dumps=dumps)]
 
 
 def _wanted(hang: Hang, config: HangConfig) -> int:
@@ -154,6 +164,7 @@ def order(state: JobState, now: float) -> CaptureOrder | None:
         # of a slow job the operations say little, and five times as much is sent
         recorder=asked.reason != "slow",
         deep=asked.deep,
+        dumps=asked.dumps,
     )
 
 

@@ -27,6 +27,8 @@ class CaptureAsked(Record, frozen=True, kw_only=True):
     """... and how long after each other."""
     deep: tuple[int, ...] = ()
     """Ranks that are stopped or blamed already."""
+    dumps: bool = False
+    """The flight recorders' dumps are kept as they are, too."""
     series: int = 0
     """Of several rounds that are judged together: the number of the first; 0: it stands alone."""
     round: int = 0

@@ -113,6 +113,8 @@ class CaptureOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The flight recorder is read, too."""
     deep: tuple[int, ...] = ()
     """Ranks that are stopped or blamed already: native frames may be taken, which stops a process for longer."""
+    dumps: bool = False
+    """What the flight recorders hold is sent as it is, too, after the capture (`RecorderDumps`)."""
 
 
 class NodeCapture(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +136,14 @@ class NodeCapture(msgspec.Struct, frozen=True, kw_only=True):
     recordings: tuple[Recording, ...] = ()
     blind: tuple[str, ...] = ()
     """What could not be seen, and why, one line each."""
+
+
+class RecorderDumps(msgspec.Struct, frozen=True, kw_only=True):
+    """The flight recorders of one node's ranks, as torch wrote them."""
+
+    node: str
+    dumps: dict[int, bytes] = {}
+    """By rank, JSON compressed with gzip."""
 
 
 LocatedKind = Literal[

@@ -328,6 +328,52 @@ def test_who_waits_inside_is_never_named(rank: int, frames: tuple[str, ...], bli
     assert set(locate(job).ranks) <= {rank}
 
 
+operations = st.builds(
+    Operation,
+    group=st.sampled_from(["0", "tp0", "tp4", "dp0", "dp5", "pp2", "unheard of"]),
+    op=st.sampled_from(
+        ["allreduce", "_allgather_base", "broadcast", "send 0->1", "recv 1->0", "recv 3->9", "send", "recv_"]
+    ),
+    seq=st.integers(0, 3),
+)
+stands = st.tuples(
+    st.sampled_from(
+        [stuck.ALL_REDUCE, stuck.BACKWARD, stuck.RECV, stuck.SAVE, stuck.WORKERS, stuck.LOOP, stuck.READ, ()]
+    ),
+    st.sampled_from(["active", "idle"]),
+    st.sampled_from(["", "", "", "stopped", "uninterruptible", "ended"]),
+    st.sampled_from(["", "futex_wait_queue", "hrtimer_nanosleep", "do_wait"]),
+)
+
+
+@given(
+    ranks=st.lists(st.tuples(st.none() | stands, st.none() | operations, st.booleans()), min_size=8, max_size=8),
+    others=st.lists(st.none() | stands, min_size=8, max_size=8),
+    has_mesh=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_seen_there_is_a_verdict_and_it_names_known_ranks_only(
+    ranks: list[Any], others: list[Any], has_mesh: bool
+) -> None:
+    job = Job(MESH)
+    job.processes.clear()
+    job.activities.clear()
+    before = job.merged(1)
+    for rank, (where, last, inside) in enumerate(ranks):
+        if where is not None:
+            job.see(rank, where[0], where[1], kernel=where[2], waits_in=where[3])
+        if last is not None:
+            job.page(rank, last, inside=inside, cpu=None)
+        if (below := others[rank]) is not None:
+            job.see(rank, below[0], below[1], kernel=below[2], waits_in=below[3], kind="loader", pid=7)
+    for earlier in (None, before, job.merged(1)):
+        found = culprit.locate(job.merged(2), earlier, mesh=MESH if has_mesh else None)
+        assert set(found.ranks) <= set(range(8)) and set(found.eviction) <= set(job.nodes.values())
+        assert 0 <= found.confidence <= 1 and found.evidence
+        assert not (found.is_software and found.eviction)
+        assert len(set(found.eviction)) < 4  # never the whole job
+
+
 # --- the worked example of the paper: TP=2, PP=4, DP=4 on 16 nodes
 
 

@@ -69,7 +69,8 @@ def standings(now: Merged, earlier: Merged | None, idle: frozenset[int]) -> dict
     found: dict[int, Standing] = {}
     blind = [rank for rank, one in own.items() if one.place == "unreadable" and not one.state]
     few_are_blind = len(blind) * 4 <= len(own)
-    for rank in sorted({*now.nodes, *own, *now.activities}):
+    members = {rank for group in now.groups.values() for rank in group.members}
+    for rank in sorted({*now.nodes, *own, *now.activities, *members}):
         position, activity = own.get(rank), now.activities.get(rank)
         earlier_one = before.get(rank) if earlier is not None else position
         frozen = _frozen(position, activity, earlier_one, few_are_blind=few_are_blind)

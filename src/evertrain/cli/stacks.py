@@ -10,15 +10,14 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from evertrain.cli import client, look
 from evertrain.cli.registry import KnownJob
-from evertrain.controller import capture_files
-from evertrain.controller.capture_files import Kept
 from evertrain.model.errors import TroubleError, UsageError
+
+if TYPE_CHECKING:
+    from evertrain.controller.capture_files import Kept
 
 FRESH_S = 10.0
 """So long a fresh capture is waited for."""
@@ -57,6 +56,8 @@ def _number(flag: str, text: str | None) -> int | None:
 
 
 def _one(job: KnownJob, number: int | None) -> Kept:
+    from evertrain.controller import capture_files
+
     if number is not None:
         return _kept(job, number)
     if look.lives(job):
@@ -82,7 +83,7 @@ def _fresh(job: KnownJob) -> Kept:
     while time.monotonic() < deadline:
         try:
             answer = _get(job, number)
-            if isinstance(answer, Kept):
+            if not isinstance(answer, dict):
                 return answer
             waits = ", ".join(answer["waits_for"][:8]) or "the verdict"
         except client.Refused as refused:
@@ -100,10 +101,12 @@ def _fresh(job: KnownJob) -> Kept:
 
 def _kept(job: KnownJob, number: int) -> Kept:
     """From the live controller, else from the file that it has left."""
+    from evertrain.controller import capture_files
+
     if look.lives(job):
         try:
             answer = _get(job, number)
-            if isinstance(answer, Kept):
+            if not isinstance(answer, dict):
                 return answer
             raise TroubleError(f"capture {number} of job {job.job} is not over yet; ask again")
         except client.Refused as refused:
@@ -123,6 +126,10 @@ def _kept(job: KnownJob, number: int) -> Kept:
 
 def _get(job: KnownJob, number: int) -> Kept | dict[str, Any]:
     """The capture, or how it stands with it."""
+    import msgspec
+
+    from evertrain.controller.capture_files import Kept
+
     with client.of_run_dir(job.run_dir, ANSWER_S) as controller:
         answer = controller.get(f"/v1/captures/{number}")
     if "merged" not in answer:

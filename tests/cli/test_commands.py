@@ -46,6 +46,7 @@ def test_help_comes_at_once(folder: Path, words: tuple[str, ...]) -> None:
         ("run", "--help"),
         ("status", "--help"),
         ("incidents", "--help"),
+        ("stacks", "--help"),
         ("standby", "--help"),
         ("versions", "--help"),
         ("update", "--help"),

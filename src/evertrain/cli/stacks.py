@@ -10,15 +10,14 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from evertrain.cli import client, look, recorders
+from evertrain.cli import client, look
 from evertrain.cli.registry import KnownJob
-from evertrain.controller import capture_files
-from evertrain.controller.capture_files import Kept
 from evertrain.model.errors import TroubleError, UsageError
+
+if TYPE_CHECKING:
+    from evertrain.controller.capture_files import Kept
 
 FRESH_S = 10.0
 """So long a fresh capture is waited for."""
@@ -47,7 +46,11 @@ def main(argv: Sequence[str]) -> int:
     job = look.find(args.job or args.name, args.run_dir)
     dumps = args.flight_recorder
     kept = _of_incident(job, incident) if incident is not None else _one(job, capture, dumps=dumps is not None)
-    written = recorders.write(job, kept, Path(dumps)) if dumps is not None else ()
+    written: Sequence[str] = ()
+    if dumps is not None:
+        from evertrain.cli import recorders
+
+        written = recorders.write(job, kept, Path(dumps))
     _show(kept, args.speedscope, written, as_json=args.json)
     return 0
 
@@ -62,6 +65,8 @@ def _number(flag: str, text: str | None) -> int | None:
 
 
 def _one(job: KnownJob, number: int | None, *, dumps: bool) -> Kept:
+    from evertrain.controller import capture_files
+
     if number is not None:
         return _kept(job, number)
     if look.lives(job):
@@ -87,7 +92,7 @@ def _fresh(job: KnownJob, *, dumps: bool) -> Kept:
     while time.monotonic() < deadline:
         try:
             answer = _get(job, number)
-            if isinstance(answer, Kept):
+            if not isinstance(answer, dict):
                 return answer
             waits = ", ".join(answer["waits_for"][:8]) or "the verdict"
         except client.Refused as refused:
@@ -105,10 +110,12 @@ def _fresh(job: KnownJob, *, dumps: bool) -> Kept:
 
 def _kept(job: KnownJob, number: int) -> Kept:
     """From the live controller, else from the file that it has left."""
+    from evertrain.controller import capture_files
+
     if look.lives(job):
         try:
             answer = _get(job, number)
-            if isinstance(answer, Kept):
+            if not isinstance(answer, dict):
                 return answer
             raise TroubleError(f"capture {number} of job {job.job} is not over yet; ask again")
         except client.Refused as refused:
@@ -128,6 +135,10 @@ def _kept(job: KnownJob, number: int) -> Kept:
 
 def _get(job: KnownJob, number: int) -> Kept | dict[str, Any]:
     """The capture, or how it stands with it."""
+    import msgspec
+
+    from evertrain.controller.capture_files import Kept
+
     with client.of_run_dir(job.run_dir, ANSWER_S) as controller:
         answer = controller.get(f"/v1/captures/{number}")
     if "merged" not in answer:

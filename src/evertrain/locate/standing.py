@@ -56,8 +56,9 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         """It computes."""
         if self.is_idle:
             return False
-        if self.activity is not None and self.activity.cpu_fraction is not None:
-            return self.activity.cpu_fraction >= _BUSY_CORES
+        if self.activity is not None and (self.activity.cpu_fraction or 0.0) >= _BUSY_CORES:
+            return True
+        # on a loaded machine who computes gets little, but never sleeps
         return self.position is not None and not self.position.is_idle
 
 

@@ -2,10 +2,10 @@
 
     evertrain run … faulty_3d.py --fault loader --at 5:20 [--note FILE] [options of train_3d.py]
 
-The faults need nothing of Evertrain: the training script is imported and gets its batches, and what surrounds them, from
-here. They happen in the first attempt only. `--note` names the file to which the moment of the fault is written. With
-`--compute-ms` each microbatch costs every rank that long; `--slow FACTOR` multiplies it for the rank of `--at`, or, with
-`--at all:STEP`, for everybody.
+The faults need nothing of Evertrain: the training script is imported and gets its batches, and what surrounds them,
+from here. They happen in the first attempt only. `--note` names the file to which the moment of the fault is written.
+With `--compute-ms` each microbatch costs every rank that long; `--slow FACTOR` multiplies it for the rank of `--at`,
+or, with `--at all:STEP`, for everybody.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import train_3d  # noqa: E402
-from torch import Tensor  # noqa: E402
-from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
-from torch.utils.data import DataLoader, Dataset  # noqa: E402
+import torch
+import torch.distributed as dist
+import train_3d
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import DataLoader, Dataset
 
 MEBI_FLOATS = 1 << 18
 """gloo's ring sends pieces of 1 MiB at most: with more pieces than its peers have, a rank waits instead of failing."""

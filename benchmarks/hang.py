@@ -19,6 +19,7 @@ import argparse
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,6 @@ AT_STEP = 5
 START_LIMIT_S, NAMED_LIMIT_S, DONE_LIMIT_S = 150.0, 60.0, 12.0
 NAMED_TARGET_S = 15.0
 POLL_S = 0.1
-SIGSTOP = 19
 HEALTHY_S = 45.0
 GROUP_TIMEOUT_S = 30
 FACTORS = (1.5, 2.0, 3.0)
@@ -142,7 +142,7 @@ def _hurt(job: jobs.Job, fault: Fault, rank: int) -> float:
     """When it happened."""
     if fault.by_signal:
         job.wait_for_step(AT_STEP, within_s=START_LIMIT_S)
-        job.kill_rank(rank, SIGSTOP)
+        job.kill_rank(rank, signal.SIGSTOP)
         return time.time()
     note = job.wait_for_file("note", within_s=START_LIMIT_S)
     lines = _wait(lambda: note.read_text().splitlines(), 5)
@@ -305,6 +305,7 @@ TARGETS: dict[str, Callable[[float], bool]] = {
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
     options = _options()
     names = (
         options.faults.split(",")
@@ -320,11 +321,12 @@ def main() -> int:
 
     outcomes: dict[str, list[Trial]] = defaultdict(list)
     only_others = options.healthy or options.slow or options.peers
-    for number in range(rounds if options.faults or not only_others else 0):
+    for number in range(0 if only_others else rounds):
         for at, name in enumerate(names):
             rank = RANKS[(number + at) % len(RANKS)]
             failed |= not _try(f"round {number + 1}: {name}", partial(measure, FAULTS[name], rank), outcomes[name])
-    figures |= show(outcomes)
+    if outcomes:
+        figures |= show(outcomes)
     samples |= {name: sum(map(len, outcomes.values())) for name in figures}
     samples |= {
         f"{name}_{what}": len(runs) for name, runs in outcomes.items() for what in ("correct_fraction", "named_s")

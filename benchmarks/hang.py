@@ -133,7 +133,7 @@ def _watch(job: jobs.Job, fault: Fault, rank: int) -> Trial:
     if any(one["action"] == "evict" for one in job.peek_incidents()):
         evicted |= set(incident["nodes"])
     return Trial(
-        rank, tuple(incident["ranks"]), _kind(incident), seconds, incident["action"], tuple(sorted(evicted)),
+        rank, tuple(incident["ranks"]), faults.kind_of(incident), seconds, incident["action"], tuple(sorted(evicted)),
         tuple(incident["evidence"]),
     )  # fmt: skip
 
@@ -159,12 +159,6 @@ def _named(job: jobs.Job, fault: Fault) -> Json | None:
 
 def _newest(job: jobs.Job, incident: Json) -> Json:
     return next((one for one in job.peek_incidents() if one["id"] == incident["id"]), incident)
-
-
-def _kind(incident: Json) -> str:
-    """Of `hang (loader)`: loader."""
-    found = re.search(r"\(([a-z]+)\)", incident["cause"])
-    return found[1] if found else str(incident["cause"])
 
 
 def _wait(look: Callable[[], Any], limit_s: float) -> Any:
@@ -222,7 +216,7 @@ def measure_slow(factor: float, rank: int | None) -> Trial:
         if incident is None:
             return Trial(-1 if rank is None else rank)
         return Trial(
-            -1 if rank is None else rank, tuple(incident["ranks"]), _kind(incident), time.time() - began,
+            -1 if rank is None else rank, tuple(incident["ranks"]), faults.kind_of(incident), time.time() - began,
             incident["action"], evidence=tuple(incident["evidence"]),
         )  # fmt: skip
 

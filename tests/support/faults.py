@@ -5,8 +5,10 @@ Each is done by scripts/faulty_3d.py, or from outside by whoever runs the job (`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 PIPELINE, REPLICAS, PARTS = 2, 2, 2
 RANKS = PIPELINE * REPLICAS * PARTS
@@ -71,3 +73,9 @@ FAULTS = {
         ),
     )
 }  # fmt: skip
+
+
+def kind_of(incident: Mapping[str, Any]) -> str:
+    """The class that an incident names; without stacks it is what the cause says: loader, of `hang (loader)`."""
+    found = re.search(r"\(([a-z]+)\)", incident["cause"])
+    return str(incident.get("class") or (found[1] if found else incident["cause"]))

@@ -1,16 +1,17 @@
 """Is the right rank named, of the right class, and how soon? Real hangs of 8 ranks in pipeline, data and tensor groups.
 
-examples/train_3d.py on four local nodes with two ranks each, a fifth stands by; default limits. In each trial one rank
-does at one step what tests/support/faults.py lists, done from outside of Evertrain. Measured is the time from the
-fault, as the faulty rank writes it down, to the moment at which an incident with rank and class can be read from the
-controller. A verdict is correct where both are right; an eviction is wrong unless the process cannot be ended.
+examples/train_3d.py on four local nodes with two ranks each, a fifth stands by (`--quick`: two with four ranks, and a
+third); default limits. In each trial one rank does at one step what tests/support/faults.py lists, done from outside of
+Evertrain. Measured is the time from the fault, as the faulty rank writes it down, to the moment at which an incident
+with rank and class can be read from the controller. A verdict is correct where both are right; an eviction is wrong
+unless the process cannot be ended.
 
 `--healthy N`: N runs beside busy processes, in which nothing may be found. `--slow`: one rank computes longer by a
 factor, which has to be found, or all of them, which is nobody's fault. `--peers`: the same hangs under torchrun with a
 process group's timeout of 30 s instead of 30 min; right is the rank that its summary calls the root cause.
 
-    figures: correct_fraction, wrong_evictions, fault_to_named_p50_s, fault_to_named_p100_s, and by fault
-             FAULT_correct_fraction, FAULT_named_s; false_verdicts; slow_found_fraction, slow_false
+    figures: correct_fraction, wrong_evictions, right_action_fraction, fault_to_named_p50_s, fault_to_named_p100_s, and
+             by fault FAULT_correct_fraction, FAULT_named_s; false_verdicts; slow_found_fraction, slow_false
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from support import dead_disk, faults, jobs, leftovers
 from support.faults import FAULTS, Fault
 
 SCRIPT = ROOT / "tests/support/scripts/faulty_3d.py"
-JOB = "hang"
 AT_STEP = 5
+QUICK_NODES = 2
 START_LIMIT_S, NAMED_LIMIT_S, DONE_LIMIT_S = 150.0, 60.0, 12.0
 NAMED_TARGET_S = 15.0
 POLL_S = 0.1
@@ -72,22 +73,20 @@ class Trial:
     seconds: float | None = None
     """From the fault until it was named; None: never."""
     action: str = "none"
-    evicted: tuple[str, ...] = ()
+    wrongly_evicted: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
 
 
 @contextmanager
-def running(args: Sequence[str | Path], *, config: str = "") -> Iterator[jobs.Job]:
+def running(args: Sequence[str | Path], nodes: int = faults.NODES, *, config: str = "") -> Iterator[jobs.Job]:
     """A job in a folder of its own, of which nothing is left in the end."""
     folder = Path(tempfile.mkdtemp(prefix="hang-"))
-    flags = [
-        f"--local-nodes={faults.NODES + 1}", f"--nnodes={faults.NODES}", "--standby=1", f"--mesh={faults.MESH}",
-    ]  # fmt: skip
+    flags = [f"--local-nodes={nodes + 1}", f"--nnodes={nodes}", "--standby=1", f"--mesh={faults.MESH}"]
     if config:
         (folder / "config.yaml").write_text(config)
         flags += ["--config", "config.yaml"]
     job = jobs.start(
-        folder, SCRIPT, nproc=faults.PER_NODE, flags=flags, args=[*faults.SIZES, *args], job=f"{JOB}-{folder.name}",
+        folder, SCRIPT, nproc=faults.RANKS // nodes, flags=flags, args=[*faults.SIZES, *args], job=folder.name,
         environment={"OMP_NUM_THREADS": "1"}, without=("PYTHON", "OMP_"),
     )  # fmt: skip
     try:
@@ -102,7 +101,7 @@ def running(args: Sequence[str | Path], *, config: str = "") -> Iterator[jobs.Jo
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(fault: Fault, rank: int) -> Trial:
+def measure(fault: Fault, rank: int, nodes: int) -> Trial:
     """One job, one fault, and what is said about it."""
     with ExitStack() as stack:
         args: list[str | Path] = ["--at", f"{rank}:{AT_STEP}", "--note", "note"]
@@ -114,14 +113,14 @@ def measure(fault: Fault, rank: int) -> Trial:
             disk = stack.enter_context(dead_disk.mounted(place))
             args += ["--file", disk.file]
             free = disk.free
-        with running(args) as job:
+        with running(args, nodes) as job:
             try:
-                return _watch(job, fault, rank)
+                return _watch(job, fault, rank, nodes)
             finally:
                 free()  # or nobody could end the rank
 
 
-def _watch(job: jobs.Job, fault: Fault, rank: int) -> Trial:
+def _watch(job: jobs.Job, fault: Fault, rank: int, nodes: int) -> Trial:
     began = _hurt(job, fault, rank)
     incident = _wait(lambda: _named(job, fault), NAMED_LIMIT_S)
     seconds = time.time() - began if incident and (incident["ranks"] or fault.in_circle) else None
@@ -132,8 +131,9 @@ def _watch(job: jobs.Job, fault: Fault, rank: int) -> Trial:
     evicted = {node["id"] for node in (job.peek() or {}).get("nodes", ()) if node["state"] == "evicted"}
     if any(one["action"] == "evict" for one in job.peek_incidents()):
         evicted |= set(incident["nodes"])
+    wrong = evicted - ({f"node-{rank // (faults.RANKS // nodes)}"} if fault.may_evict else set())
     return Trial(
-        rank, tuple(incident["ranks"]), faults.kind_of(incident), seconds, incident["action"], tuple(sorted(evicted)),
+        rank, tuple(incident["ranks"]), faults.kind_of(incident), seconds, incident["action"], tuple(sorted(wrong)),
         tuple(incident["evidence"]),
     )  # fmt: skip
 
@@ -276,21 +276,18 @@ def show(outcomes: dict[str, list[Trial]]) -> dict[str, float]:
         seconds = [one.seconds for _, one in every if one.seconds is not None]
         right = [fault.is_right(one.rank, one.named, one.kind) for fault, one in every]
         figures["correct_fraction"] = sum(right) / len(right)
-        figures["wrong_evictions"] = sum(_is_wrong(fault, one) for fault, one in every)
+        figures["wrong_evictions"] = sum(bool(one.wrongly_evicted) for _, one in every)
+        figures["right_action_fraction"] = sum(fault.may_lead_to(one.action) for fault, one in every) / len(every)
         if len(seconds) == len(every):
             figures["fault_to_named_p50_s"] = median(seconds)
             figures["fault_to_named_p100_s"] = max(seconds)
     return figures
 
 
-def _is_wrong(fault: Fault, trial: Trial) -> bool:
-    right = {f"node-{trial.rank // faults.PER_NODE}"} if fault.may_evict else set()
-    return not set(trial.evicted) <= right
-
-
 TARGETS: dict[str, Callable[[float], bool]] = {
     "correct_fraction": lambda value: value == 1,
     "wrong_evictions": lambda value: value == 0,
+    "right_action_fraction": lambda value: value == 1,
     "fault_to_named_p100_s": lambda value: value <= NAMED_TARGET_S,
     "false_verdicts": lambda value: value == 0,
     "slow_found_fraction": lambda value: value == 1,
@@ -309,6 +306,7 @@ def main() -> int:
     if unknown := [name for name in names if name not in FAULTS]:
         raise SystemExit(f"{', '.join(unknown)}: no such fault; there are {', '.join(FAULTS)}")
     rounds = 1 if options.quick else options.runs
+    nodes = QUICK_NODES if options.quick else faults.NODES
     figures: dict[str, float] = {}
     samples: dict[str, int] = {}
     failed = False
@@ -318,7 +316,9 @@ def main() -> int:
     for number in range(0 if only_others else rounds):
         for at, name in enumerate(names):
             rank = RANKS[(number + at) % len(RANKS)]
-            failed |= not _try(f"round {number + 1}: {name}", partial(measure, FAULTS[name], rank), outcomes[name])
+            failed |= not _try(
+                f"round {number + 1}: {name}", partial(measure, FAULTS[name], rank, nodes), outcomes[name]
+            )
     if outcomes:
         figures |= show(outcomes)
     samples |= {name: sum(map(len, outcomes.values())) for name in figures}

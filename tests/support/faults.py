@@ -46,6 +46,9 @@ class Fault:
         ranks_right = set(named) <= set(self.culprits(rank)) and (bool(named) or self.in_circle)
         return ranks_right and kind in self.kinds
 
+    def may_lead_to(self, action: str) -> bool:
+        return action in self.acts or (self.may_evict and action == "evict")
+
 
 FAULTS = {
     one.name: one

@@ -138,13 +138,21 @@ class Job:
         if self.prefix:
             answer = self._command("status")
             return json.loads(answer.stdout) if answer.returncode == 0 else None
+        status: Json | None = self._fetch("status")
+        return status
+
+    def peek_incidents(self) -> list[Json]:
+        """The same with the incidents; none while there is no controller to ask."""
+        incidents: list[Json] = self._fetch("incidents") or []
+        return incidents
+
+    def _fetch(self, what: str) -> Any:
         try:
             url = json.loads((self.job_dir / "controller.json").read_bytes())["url"]
             token = (self.job_dir / "token").read_text().strip()
-            request = urllib.request.Request(f"{url}/v1/status", headers={"Authorization": f"Bearer {token}"})
+            request = urllib.request.Request(f"{url}/v1/{what}", headers={"Authorization": f"Bearer {token}"})
             with urllib.request.urlopen(request, timeout=5) as answer:
-                status: Json = json.load(answer)
-                return status
+                return json.load(answer)
         except (OSError, ValueError, KeyError):
             return None
 

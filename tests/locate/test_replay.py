@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertrain.locate import replay
@@ -91,6 +91,7 @@ def test_nodes_that_are_no_whole_number_of_replicas() -> None:
         replay.begin(["a", "a"], 1)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.data())
 def test_solutions_are_all_nodes_in_both_groups(m: int, n: int, data: st.DataObject) -> None:
     division = Division(m, n)
@@ -257,6 +258,7 @@ def test_a_replay_can_be_stored_in_the_middle() -> None:
     assert again == started and again.asked == started.asked
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 4), st.integers(1, 8), st.sets(st.integers(0, 31), max_size=3), st.floats(0.05, 1.0),
     st.integers(0, 1000),

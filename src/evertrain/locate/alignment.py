@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evertrain.model.words import counted
 
@@ -46,6 +47,15 @@ class Entry(Struct, frozen=True, array_like=True):
 
 
 Run = tuple[Entry, ...]
+
+
+class RankRuns(Struct, frozen=True, kw_only=True):
+    """As one rank tells it: each different record once."""
+
+    runs: tuple[str, ...]
+    """Names of records, run by run."""
+    records: dict[str, tuple[tuple[int, str, str], ...]]
+    """`at`, place and digest of each entry."""
 
 
 class NodeRuns(Struct, frozen=True, kw_only=True):
@@ -89,6 +99,19 @@ class Alignment(Struct, frozen=True, kw_only=True):
     """What enough nodes agree on and was not known yet."""
 
 
+def merged(ranks: Mapping[int, RankRuns]) -> tuple[Run, ...]:
+    """The runs of a node from those of its ranks; as many as all of them finished."""
+    count = min((len(one.runs) for one in ranks.values()), default=0)
+    return tuple(
+        tuple(
+            Entry(at, place, rank, digest)
+            for rank, one in sorted(ranks.items())
+            for at, place, digest in one.records[one.runs[number]]
+        )
+        for number in range(count)
+    )
+
+
 def judge(nodes: Iterable[NodeRuns], golden: Mapping[Setting, Run]) -> Alignment:
     """Who differs, setting by setting. `golden` is what was stored before."""
     by_setting: dict[Setting, list[NodeRuns]] = {}
@@ -118,11 +141,9 @@ def _judge(nodes: Sequence[NodeRuns], stored: Run | None) -> Alignment:
         part = _against(nodes, common, words)
         agreeing = sum(run == common for run in usual.values())
         new = stored is None and agreeing >= FEWEST_TO_STORE
-        return part if not new else _with(part, to_store=((nodes[0].setting, common),))
+        return replace(part, to_store=((nodes[0].setting, common),)) if new else part
     if stored is not None and (len(nodes) == 1 or stored in usual.values()):
         return _against(nodes, stored, "what was stored")
-    if len(nodes) > 1 and len(set(usual.values())) == 1 and len(unsteady) < len(nodes):
-        return _against(nodes, next(iter(usual.values())) or nodes[0].runs[0], "its own other runs and other nodes")
     steady = [one for one in nodes if one.node not in unsteady]
     if unsteady and steady:
         # who repeats itself may still be wrong for good, but who does not is broken
@@ -167,14 +188,12 @@ def _conflict(nodes: Sequence[NodeRuns], usual: Mapping[str, Run | None], common
     """Who differs from both is wrong by either; of the others nothing is said."""
     neither = [one for one in nodes if any(run not in (common, stored) for run in one.runs)]
     rest = [one for one in nodes if one not in neither]
-    agreeing = sum(run == common for run in usual.values())
+    agreeing = f"{sum(run == common for run in usual.values())} of {counted(len(nodes), 'node')} agree"
+    why = f"{agreeing}, but not with what was stored for this setting; remove it if machines or libraries have changed"
     return Alignment(
         accused=tuple(_difference(one, common, "what most nodes give and what was stored") for one in neither),
         undecided=tuple(one.node for one in rest),
-        because=(
-            f"{_names(rest)}: {agreeing} of {counted(len(nodes), 'node')} agree, but not with what was stored for this "
-            f"setting; remove it if machines or libraries have changed",
-        ),
+        because=(f"{_names(rest)}: {why}",),
     )
 
 
@@ -210,7 +229,3 @@ def _unknown(nodes: Sequence[NodeRuns], why: str) -> Alignment:
 
 def _names(nodes: Sequence[NodeRuns]) -> str:
     return ", ".join(one.node for one in nodes)
-
-
-def _with(part: Alignment, to_store: tuple[tuple[Setting, Run], ...]) -> Alignment:
-    return Alignment(accused=part.accused, cleared=part.cleared, undecided=part.undecided, because=part.because, to_store=to_store)

@@ -175,9 +175,8 @@ class _Seen:
         if failures and best is None:
             return failures[0]
         if best is not None and self.reference is not None and best < SLOW * self.reference:
-            return (
-                f"{best / 1e6:.1f} MB/s, {best / self.reference:.0%} of the fleet's median of {self.reference / 1e6:.1f}"
-            )
+            share = f"{best / self.reference:.0%} of the fleet's median of {self.reference / 1e6:.1f}"
+            return f"{best / 1e6:.1f} MB/s, {share}"
         return ""
 
 

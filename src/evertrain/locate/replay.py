@@ -2,7 +2,8 @@
 
 Groups of nodes replay the job, cut in two directions. Node x of z = m · n belongs to group x // m of the horizontal
 phase and to group x % n of the vertical one; same data, seed and weights, so healthy groups agree bit by bit, within a
-phase and across phases. The bad node stands where a group that differs in one phase meets one that differs in the other.
+phase and across phases. The bad node stands where a group that differs in one phase meets one that differs in the
+other.
 
 A fault may show in a fraction of the runs only, and there may be several: phases are repeated until what differs is
 explained, and then each node that would explain it is tried again among nodes of which nothing is known. All that is

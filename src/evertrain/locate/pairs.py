@@ -64,7 +64,7 @@ def ring(seats: Iterable[Seat]) -> tuple[str, ...]:
 def _order(seat: Seat) -> tuple[object, ...]:
     try:
         address = ipaddress.ip_address(seat.address)
-        where = (address.version, int(address))
+        where: tuple[int, int] = (address.version, int(address))
     except ValueError:
         where = (9, 0)
     return _natural(seat.rack), where, _natural(seat.node)

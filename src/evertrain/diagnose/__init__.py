@@ -1,14 +1,14 @@
 """Is this node well? Test programs for stopped nodes. Standard library and torch only: they run where ranks run.
 
-One process a node serves them, started with the ranks' interpreter by file (`python -I …/diagnose/__main__.py`) or forked
-from a process that has imported torch (`serve.serve`). It imports torch once, runs no operation itself and forks the
-ranks of each test, so a test that crashes or hangs is killed and says nothing of the others. JSON lines, one object
+One process a node serves them, started with the ranks' interpreter by file (`python -I …/diagnose/__main__.py`) or
+forked from a process that has imported torch (`serve.serve`). It imports torch once, runs no operation itself and forks
+the ranks of each test, so a test that crashes or hangs is killed and says nothing of the others. JSON lines, one object
 each. What it is given, on standard input, first:
 
     {"node": "node-3", "ranks": 2, "device": "auto", "threads": 1, "folder": "/scratch", "environ": {"NAME": "value"}}
 
 `ranks` processes take part in a test, one a GPU; `device` is auto, cpu or cuda; `folder` is node-local, for scratch
-files; all but `node` have defaults. It answers `{"is": "ready", "node": …, "torch": …}`. Then, one after the other:
+files; all but `node` have defaults. It answers `{"is": "ready", "node": …, "pid": …, "torch": …}`. Then, one after the other:
 
     {"id": 7, "program": "compute", "budget_s": 10, "parameters": {"size": 512}}
 

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -101,7 +101,8 @@ def dtype_of(name: str) -> torch.dtype:
 def be_deterministic(threads: int) -> None:
     """The same bits each time, from kernels that promise it, at this number of threads."""
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
+    # what torch.use_deterministic_algorithms does, without importing the compiler, which takes seconds on each rank
+    torch._C._set_deterministic_algorithms(True)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -115,7 +116,7 @@ def setting(device: torch.device, threads: int) -> Mapping[str, Any]:
     if device.type != "cuda":
         return {"device": _cpu(), "capability": capability, "threads": threads, "versions": versions[0]}
     major, minor = torch.cuda.get_device_capability(device)
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    nccl = ".".join(map(str, cast(Any, torch.cuda.nccl).version()))
     versions += [f"cuda {torch.version.cuda}", f"cudnn {torch.backends.cudnn.version()}", f"nccl {nccl}"]
     return {
         "device": torch.cuda.get_device_name(device),

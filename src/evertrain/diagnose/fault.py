@@ -80,11 +80,11 @@ def _flipping(fault: Fault) -> AbstractContextManager[object]:
     aten = torch.ops.aten
     products = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 
-    class Flipping(TorchDispatchMode):
+    class Flipping(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Sees all products below autograd, those of the backward pass too."""
 
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__()  # type: ignore[no-untyped-call]
             self.seen = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -8,23 +8,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from evertrain.diagnose.bench import Bench
 
 
 def join_local(bench: Bench) -> None:
     """All ranks of this node."""
-    _join(bench, dist.FileStore(bench.rendezvous, bench.ranks), bench.rank, bench.ranks)
+    _join(bench, FileStore(bench.rendezvous, bench.ranks), bench.rank, bench.ranks)
 
 
 def join_remote(bench: Bench, store: Mapping[str, Any], key: str, rank: int, world: int) -> None:
     """Ranks of several nodes; `key` was not used with this store before."""
     limit = timedelta(seconds=max(bench.left_s, 1.0))
-    client = dist.TCPStore(str(store["host"]), int(store["port"]), is_master=False, timeout=limit)
-    _join(bench, dist.PrefixStore(f"evertrain-diagnose/{key}", client), rank, world)
+    client = TCPStore(str(store["host"]), int(store["port"]), is_master=False, timeout=limit)
+    _join(bench, PrefixStore(f"evertrain-diagnose/{key}", client), rank, world)
 
 
-def _join(bench: Bench, store: dist.Store, rank: int, world: int) -> None:
+def _join(bench: Bench, store: Store, rank: int, world: int) -> None:
     dist.init_process_group(
         "nccl" if bench.is_cuda else "gloo",
         store=store,

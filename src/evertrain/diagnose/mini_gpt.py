@@ -1,14 +1,15 @@
 """A small GPT of which every intermediate result is known: what do its parts give on this rank, in one training step?
 
-Dense or with experts (MoE), in a small parallel layout, weights and input fixed. It is written out rather than built from
-wrappers so that what a rank computes is recorded *before* it meets what others computed: the first record that differs
-names the rank that was wrong, although soon after everybody's differ.
+Dense or with experts (MoE), in a small parallel layout, weights and input fixed. It is written out rather than built
+from wrappers so that what a rank computes is recorded *before* it meets what others computed: the first record that
+differs names the rank that was wrong, although soon after everybody's differ.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from evertrain.diagnose.bench import digest, fractions, whole_numbers
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks that share a layer (tensor parallel, or by experts), pipeline stages, replicas; the first varies fastest."""
+    """Ranks that share a layer (tensor parallel, or by experts), stages, replicas; the first varies fastest."""
 
     shard: int
     pp: int
@@ -143,7 +144,7 @@ class _Enter(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         record, place, group = ctx.rest
         gradient = gradient.contiguous()
         record.add(place, gradient)
@@ -160,7 +161,7 @@ class _Leave(torch.autograd.Function):
         return _summed(x, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return gradient, None, None, None
 
 
@@ -177,11 +178,16 @@ class _Exchange(torch.autograd.Function):
         return _exchanged(x, sent, received, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         sent, received, record, place, group = ctx.rest
         if place:
             record.add(place, gradient)
         return _exchanged(gradient.contiguous(), received, sent, group), None, None, None, None, None
+
+
+def _through(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    apply: Callable[..., Tensor] = function.apply
+    return apply(*arguments)
 
 
 def _summed(x: Tensor, group: Any) -> Tensor:
@@ -254,7 +260,7 @@ class Part:
             weight.grad = None
             record.add("weights", weight)
         if self.is_first:
-            x = _Leave.apply(self._tokens @ self.weights["embedding"], record, "forward embedding", None)
+            x = _through(_Leave, self._tokens @ self.weights["embedding"], record, "forward embedding", None)
         else:
             x = self._tokens.new_empty((*self._tokens.shape[:2], self.sizes.width))
             dist.recv(x, self.groups.neighbour(-1))
@@ -264,12 +270,12 @@ class Part:
             y = y + self._attention(layer, y, record)
             y = y + (self._experts_of(layer, y, record) if self.kind == "moe" else self._mlp(layer, y, record))
         if self.is_last:
-            self._loss(y, record).backward()
+            torch.autograd.backward(self._loss(y, record))
         else:
             dist.send(y.detach().contiguous(), self.groups.neighbour(1))
             gradient = torch.empty_like(y)
             dist.recv(gradient, self.groups.neighbour(1))
-            y.backward(gradient)
+            torch.autograd.backward(y, gradient)
         if not self.is_first:
             assert x.grad is not None
             dist.send(x.grad.contiguous(), self.groups.neighbour(-1))
@@ -277,8 +283,7 @@ class Part:
         return record
 
     def _norm(self, x: Tensor, record: Record, place: str, group: Any) -> Tensor:
-        entered: Tensor = _Enter.apply(F.layer_norm(x, x.shape[-1:]), record, f"backward {place}", group)
-        return entered
+        return _through(_Enter, F.layer_norm(x, x.shape[-1:]), record, f"backward {place}", group)
 
     def _attention(self, layer: int, x: Tensor, record: Record) -> Tensor:
         place = f"layer {layer} attention"
@@ -292,22 +297,20 @@ class Part:
         scores = (q @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
         mixed = scores.masked_fill(self._later, float("-inf")).softmax(-1) @ v
         out = mixed.transpose(1, 2).flatten(2) @ self.weights[f"{place} out"].T
-        left: Tensor = _Leave.apply(out, record, f"forward {place}", self.tensor_group)
-        return left
+        return _through(_Leave, out, record, f"forward {place}", self.tensor_group)
 
     def _mlp(self, layer: int, x: Tensor, record: Record) -> Tensor:
         place = f"layer {layer} mlp"
         h = self._norm(x, record, place, self.tensor_group)
         out = F.gelu(h @ self.weights[f"{place} in"].T) @ self.weights[f"{place} out"].T
-        left: Tensor = _Leave.apply(out, record, f"forward {place}", self.tensor_group)
-        return left
+        return _through(_Leave, out, record, f"forward {place}", self.tensor_group)
 
     def _experts_of(self, layer: int, x: Tensor, record: Record) -> Tensor:
         """Each token to the one expert that its router likes most."""
         place, sharers = f"layer {layer} mlp", self.groups.sharers
         h = self._norm(x, record, f"layer {layer} router", None).flatten(0, 1)
-        logits = _Leave.apply(
-            h @ self.weights[f"layer {layer} router"].T, record, f"forward layer {layer} router", None
+        logits = _through(
+            _Leave, h @ self.weights[f"layer {layer} router"].T, record, f"forward layer {layer} router", None
         )
         probability, chosen = logits.float().softmax(-1).max(-1)
         order = chosen.argsort(stable=True)
@@ -315,22 +318,22 @@ class Part:
         per_rank = counts.view(self.groups.layout.shard, -1)
         coming = _exchanged(per_rank, [1] * len(per_rank), [1] * len(per_rank), sharers).tolist()
         sent, received = per_rank.sum(1).tolist(), [sum(one) for one in coming]
-        rows = _Exchange.apply(h[order], sent, received, record, ("", f"backward {place}"), sharers)
+        rows = _through(_Exchange, h[order], sent, received, record, ("", f"backward {place}"), sharers)
         # by sender, and within it by expert
-        parts = rows.split([count for one in coming for count in one])
+        parts = torch.split(rows, [count for one in coming for count in one])
         held = len(self._experts())
         done: list[Tensor] = list(parts)
         for at, expert in enumerate(self._experts()):
             mine = torch.cat(parts[at::held])
             hidden = F.gelu(mine @ self.weights[f"{place} in {expert}"].T)
-            done[at::held] = (hidden @ self.weights[f"{place} out {expert}"].T).split([one[at] for one in coming])
-        back = _Exchange.apply(torch.cat(done), received, sent, record, (f"forward {place}", ""), sharers)
+            done[at::held] = torch.split(hidden @ self.weights[f"{place} out {expert}"].T, [one[at] for one in coming])
+        back = _through(_Exchange, torch.cat(done), received, sent, record, (f"forward {place}", ""), sharers)
         out = back[order.argsort()] * probability.to(self.dtype).unsqueeze(-1)
         return out.view_as(x)
 
     def _loss(self, x: Tensor, record: Record) -> Tensor:
         h = self._norm(x, record, "head", None)
-        logits = _Leave.apply(h @ self.weights["head"].T, record, "forward head", None)
+        logits = _through(_Leave, h @ self.weights["head"].T, record, "forward head", None)
         loss = -(logits.float().log_softmax(-1) * self._targets).sum() / (self.sizes.batch * self.sizes.context)
         record.add("loss", loss)
         return loss

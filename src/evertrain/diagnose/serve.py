@@ -53,10 +53,10 @@ def serve(source: int, out: int) -> NoReturn:
     disguise.name_process("evertrain-tests")
     import torch
 
-    if torch.cuda.is_initialized():
+    if torch.cuda._initialized:
         _print(out, {"is": "unfit", "node": given["node"], "because": "CUDA is in use in this process"})
         os._exit(1)
-    _print(out, {"is": "ready", "node": given["node"], "torch": torch.__version__})
+    _print(out, {"is": "ready", "node": given["node"], "pid": os.getpid(), "torch": torch.__version__})
     while (test := lines.next()) is not None:
         began = time.monotonic()
         outcome, because = _Trial(given, test, lines, out).run()
@@ -86,12 +86,11 @@ class _Lines:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def read(self) -> list[dict[str, Any]]:
-        """Once, what there is; only called where something is."""
+    def read(self) -> None:
+        """Once, what there is; waits where nothing is."""
         received = os.read(self.source, 1 << 16)
         self.is_over = not received
         self._buffer += received
-        return []
 
     def whole(self) -> list[dict[str, Any]]:
         """Lines that have come completely."""

@@ -8,7 +8,8 @@ each. What it is given, on standard input, first:
     {"node": "node-3", "ranks": 2, "device": "auto", "threads": 1, "folder": "/scratch", "environ": {"NAME": "value"}}
 
 `ranks` processes take part in a test, one a GPU; `device` is auto, cpu or cuda; `folder` is node-local, for scratch
-files; all but `node` have defaults. It answers `{"is": "ready", "node": …, "pid": …, "torch": …}`. Then, one after the other:
+files; all but `node` have defaults. It answers `{"is": "ready", "node": …, "pid": …, "torch": …}`. Then, one after the
+other:
 
     {"id": 7, "program": "compute", "budget_s": 10, "parameters": {"size": 512}}
 

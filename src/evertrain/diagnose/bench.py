@@ -116,8 +116,9 @@ def setting(device: torch.device, threads: int) -> Mapping[str, Any]:
     if device.type != "cuda":
         return {"device": _cpu(), "capability": capability, "threads": threads, "versions": versions[0]}
     major, minor = torch.cuda.get_device_capability(device)
-    nccl = ".".join(map(str, cast(Any, torch.cuda.nccl).version()))
-    versions += [f"cuda {torch.version.cuda}", f"cudnn {torch.backends.cudnn.version()}", f"nccl {nccl}"]
+    libraries = cast(Any, torch)  # parts of torch without types
+    nccl = ".".join(map(str, libraries.cuda.nccl.version()))
+    versions += [f"cuda {torch.version.cuda}", f"cudnn {libraries.backends.cudnn.version()}", f"nccl {nccl}"]
     return {
         "device": torch.cuda.get_device_name(device),
         "capability": f"{major}.{minor} {capability}",

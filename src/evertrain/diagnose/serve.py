@@ -140,7 +140,7 @@ class _Trial:
 
     def _watch(self, program: ModuleType, parameters: dict[str, Any], budget_s: float, scratch: str) -> str:
         """Start all ranks and hear them to their end. Who was late, in words."""
-        began = time.monotonic()
+        began, parent = time.monotonic(), os.getpid()
         heard: dict[int, tuple[int, _Lines]] = {}
         ranks: int = self._given["ranks"] if program.ON_EACH_RANK else 1
         for rank in range(ranks):
@@ -148,9 +148,8 @@ class _Trial:
             pid = os.fork()
             if pid == 0:
                 os.close(hear)
-                _be_rank(
-                    self._given, self._test, program, parameters, rank, ranks, scratch, began + budget_s * GRACE, tell
-                )
+                deadline = began + budget_s * GRACE
+                _be_rank(self._given, self._test, program, parameters, rank, ranks, scratch, deadline, tell, parent)
             os.close(tell)
             self._running[rank] = pid
             heard[hear] = (rank, _Lines(hear))
@@ -229,12 +228,13 @@ def _be_rank(
     scratch: str,
     deadline: float,
     tell: int,
+    parent: int,
 ) -> NoReturn:
     """In the forked process: run the program, say what is to be said, and end at once."""
     status = 1
     try:
         os.setsid()
-        disguise.die_with_parent(os.getppid())
+        disguise.die_with_parent(parent)
         from evertrain.diagnose import bench
 
         program.run(

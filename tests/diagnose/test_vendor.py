@@ -104,7 +104,7 @@ def test_no_dcgm_and_one_that_does_not_work(fleet: Fleet, tmp_path: Path) -> Non
     done = node.test("vendor", dcgmi=broken)
     assert done.outcome == "crashed" and "unable to connect to host engine" in done.because
     slow = program(tmp_path, "slow-dcgmi", "exec sleep 100")
-    assert node.test("vendor", dcgmi=slow, budget_s=1.2).outcome == "crashed"
+    assert node.test("vendor", dcgmi=slow, budget_s=1.2).outcome in ("crashed", "late")
 
 
 def test_reports_that_make_no_sense() -> None:

@@ -1,0 +1,61 @@
+"""Does this node compute the very bits that others do? One training step of a small reference model, again and again.
+
+Each node runs it alone; what came out is compared elsewhere (`locate.alignment`): nothing here knows what is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+from evertrain.diagnose import fault, groups, mini_gpt
+from evertrain.diagnose.bench import Bench, be_deterministic, dtype_of, setting
+from evertrain.diagnose.mini_gpt import Part, Sizes
+
+ON_EACH_RANK = True
+KINDS = ("dense", "moe")
+SMALL = Sizes(layers=4, width=64, heads=4, context=32, batch=4, vocabulary=64, experts=4, dtype="float32")
+LARGE = Sizes(layers=8, width=1024, heads=16, context=512, batch=8, vocabulary=1024, experts=8, dtype="bfloat16")
+"""On a GPU: products large enough for all of it."""
+SHARE = 0.8
+"""Of the time that is left, for repeats."""
+
+
+def run(bench: Bench, *, kind: str = "dense", repeats: int = 10, sizes: dict[str, Any] | None = None) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+    be_deterministic(bench.threads)
+    base = LARGE if bench.is_cuda else SMALL
+    chosen = Sizes(**{**base.__dict__, **(sizes or {})})
+    dtype_of(chosen.dtype)
+    if bench.ranks > 1:
+        groups.join_local(bench)
+    part = Part(kind, chosen, mini_gpt.Groups(bench.rank, bench.ranks), bench.device)
+    order = mini_gpt.places(kind, chosen.layers)
+
+    records: dict[str, list[tuple[int, str, str]]] = {}
+    runs: list[str] = []
+    seconds: list[float] = []
+    while len(runs) < repeats:
+        began = time.perf_counter()
+        with fault.during(bench.node, bench.rank, f"{bench.salt}:{len(runs)}"):
+            record = part.step()
+        entries = record.entries(order)
+        name = hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
+        records.setdefault(name, entries)
+        runs.append(name)
+        seconds.append(time.perf_counter() - began)
+        if len(runs) == 1:
+            repeats = min(repeats, _affordable(bench, seconds[0]))
+    layouts = ", ".join(f"{one.shard}x{one.pp}x{one.dp}" for _, one in mini_gpt.blocks(bench.ranks))
+    bench.say(
+        "alignment", min(seconds), "s/step", ok=None, runs=runs, records=records,
+        setting={**setting(bench.device, bench.threads), "model": f"{chosen.words(kind)}, {layouts}"},
+    )  # fmt: skip
+
+
+def _affordable(bench: Bench, step_s: float) -> int:
+    """Steps that all ranks have the time for, the first included: all have to do the same number."""
+    mine = 1 + max(0, int(SHARE * bench.left_s / step_s))
+    return mine if bench.ranks == 1 else -int(groups.all_agree(bench, -mine))

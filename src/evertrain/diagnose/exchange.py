@@ -1,0 +1,90 @@
+"""Do data between ranks arrive unchanged, and how fast? All-to-all within a node, or all-gather among nodes.
+
+Each rank knows what every other one sends in each round, so it can say whose data came with other content.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from evertrain.diagnose import groups
+from evertrain.diagnose.bench import Absent, Bench, whole_numbers
+
+ON_EACH_RANK = True
+
+
+def run(
+    bench: Bench,
+    *,
+    size_bytes: int = 0,
+    rounds: int = 5,
+    store: Mapping[str, Any] | None = None,
+    nodes: Sequence[str] = (),
+    key: str = "",
+) -> None:
+    size = size_bytes or (256 << 20 if bench.is_cuda else 4 << 20)
+    if nodes:
+        if store is None or bench.node not in nodes:
+            raise ValueError(f"{bench.node} needs a store, and to be one of {', '.join(nodes)}")
+        world, rank = bench.ranks * len(nodes), bench.ranks * list(nodes).index(bench.node) + bench.rank
+        groups.join_remote(bench, store, key, rank, world)
+        _repeat(bench, "all-gather", size, rounds, rank, world, nodes)
+    else:
+        if bench.ranks < 2:
+            raise Absent("one rank alone has nobody to exchange data with")
+        groups.join_local(bench)
+        _repeat(bench, "all-to-all", size, rounds, bench.rank, bench.ranks, [bench.node])
+
+
+def _repeat(bench: Bench, kind: str, size: int, rounds: int, rank: int, world: int, nodes: Sequence[str]) -> None:
+    part = -(-size // world)
+    content = whole_numbers((part + 251 * 64,), 0, 256, "exchange").to(torch.uint8).to(bench.device)
+
+    def sent_by(sender: int, to: int, number: int) -> Tensor:
+        """A window of the same numbers, another one for each sender, receiver and round."""
+        start = (sender * 37 + to * 11 + number * 101) % (251 * 64)
+        return content[start : start + part]
+
+    wrong: dict[int, int] = {}
+    seconds: list[float] = []
+    received = torch.empty(part * world, dtype=torch.uint8, device=bench.device)
+    # the first round makes connections
+    for number in range(rounds + 1):
+        if kind == "all-gather":
+            mine = sent_by(rank, 0, number).contiguous()
+            work = lambda mine=mine: dist.all_gather_into_tensor(received, mine)  # noqa: E731
+        else:
+            mine = torch.cat([sent_by(rank, to, number) for to in range(world)])
+            work = lambda mine=mine: dist.all_to_all_single(received, mine)  # noqa: E731
+        dist.barrier()
+        took = bench.timed(work)
+        if number:
+            seconds.append(took)
+        for sender in range(world):
+            expected = sent_by(sender, 0 if kind == "all-gather" else rank, number)
+            if count := int((received[sender * part : (sender + 1) * part] != expected).sum()):
+                wrong[sender] = wrong.get(sender, 0) + count
+        # all or none go on
+        if groups.all_agree(bench, time.monotonic() - bench.deadline) > 0:
+            break
+    names = sorted({_name(nodes, world, sender) for sender in wrong})
+    others = world - bench.ranks if kind == "all-gather" else world - 1
+    because = f"data of {', '.join(names)} came with other content ({sum(wrong.values())} bytes)" if wrong else ""
+    rate = others * part * len(seconds) / sum(seconds) if seconds else 0.0
+    bench.say(
+        kind, rate, "bytes/s", ok=not wrong, because=because, mismatches=names, wrong_bytes=sum(wrong.values()),
+        nodes=list(nodes), rounds=len(seconds), received_bytes=others * part, slowest_s=max(seconds, default=0.0),
+    )  # fmt: skip
+    dist.barrier()
+
+
+def _name(nodes: Sequence[str], world: int, sender: int) -> str:
+    if len(nodes) == 1:
+        return f"rank {sender}"
+    return nodes[sender // (world // len(nodes))]

@@ -45,6 +45,7 @@ def test_they_go_with_their_capture(tmp_path: Path) -> None:
         msgspec.msgpack.encode({"node": "node-0", "dumps": {0: b"no gzip"}}),
         msgspec.msgpack.encode({"node": "node-0", "dumps": {0: gzip.compress(b"cut short" * 50)[:-9]}}),
     ],
+    ids=["nonsense", "no gzip", "cut short"],
 )
 def test_damage_is_one_line(content: bytes) -> None:
     with pytest.raises(ValueError) as raised:

@@ -51,7 +51,7 @@ HEALTHY_S = 45.0
 GROUP_TIMEOUT_S = 30
 FACTORS = (1.5, 2.0, 3.0)
 SLOW_STEP = 26
-SLOW_LIMIT_S = 300.0
+SLOW_LIMIT_S = 180.0
 SLOW_ARGS = ("--microbatches=4", "--batch=4", "--compute-ms=400")
 SLOW_CONFIG = "metrics: {warm_up_steps: 3, baseline_steps: 20, recent_steps: 10}\n"
 """Otherwise a trial would take a quarter of an hour: steps that sleep are even, so that fewer say enough."""

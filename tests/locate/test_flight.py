@@ -232,6 +232,23 @@ def test_left_out_long_ago_and_now_elsewhere() -> None:
     assert (found.rule, found.culprit) == ("flight-skipped", Culprit("rank", 2))
 
 
+def test_what_most_do_for_the_first_time_is_no_departure_of_one() -> None:
+    """All but rank 0 come to a barrier that no step had before; rank 0 goes on and waits for 2 in the usual way."""
+    groups = Recordings({}, MEMBERS.groups | {"3": Group("3", "dp", (0, 2)), "4": Group("4", "dp", (1, 3))})
+
+    def calls(rank: int, *last: tuple[str, int, str]) -> list[tuple[str, int, str]]:
+        dp = "4" if rank % 2 else "3"
+        usual = [
+            one for step in range(6) for one in ((dp, 2 * step + 1, "all_gather"), (dp, 2 * step + 2, "reduce_scatter"))
+        ]
+        return [*usual, *last]
+
+    dumps = [live(0, *calls(0, ("3", 13, "all_gather")))]
+    dumps += [live(rank, *calls(rank, ("0", 1, "barrier"))) for rank in (1, 2, 3)]
+    found = judge(recorder.together([groups, *dumps]))
+    assert (found.rule, found.culprit) == ("flight-deadlock", Culprit("rank", (0, 2)))
+
+
 @pytest.mark.parametrize(
     ("op", "sizes", "rule"),
     [

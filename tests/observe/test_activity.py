@@ -59,6 +59,25 @@ def test_a_loop_uses_cpu(start: Start) -> None:
     assert rate(process.pid)[0] > 0.05
 
 
+def test_threads_that_only_ask_whether_something_has_come_are_no_work(start: Start) -> None:
+    code = (
+        "import ctypes, threading\n"
+        "def spin():\n"
+        "    ctypes.CDLL(None).prctl(15, b'gloo_tcp_loop', 0, 0, 0)\n"
+        "    print(flush=True)\n"
+        "    while True: pass\n"
+        "threading.Thread(target=spin).start()"
+    )
+    process = start(code)
+    before = _own_ticks(process.pid)
+    assert rate(process.pid)[0] < 0.03
+    assert _own_ticks(process.pid) > before
+
+
+def _own_ticks(pid: int) -> int:
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+
 def test_a_child_that_works_counts_for_its_parent(start: Start) -> None:
     code = (
         "import subprocess, sys\n"

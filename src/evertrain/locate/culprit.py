@@ -87,7 +87,8 @@ class _Case:
 
     def _moves(self) -> str:
         if moving := is_moving(self._now, self._earlier):
-            return f"the job moves: the pages of {words.named(moving)} have changed between the captures"
+            since = "between the captures" if self._earlier is not None else "a moment ago"
+            return f"the job moves: the pages of {words.named(moving)} have changed {since}"
         if not self._now.activities and self._earlier is not None:
             went = {rank for rank, _ in moved(self._earlier, self._now, "trainer")}
             if len(went) * 2 > len(self._seen):

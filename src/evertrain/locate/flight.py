@@ -150,6 +150,7 @@ class _Job:
         self._absent: dict[tuple[str, int, bool], tuple[int, ...]] = {}
         """Who has not come to a collective."""
         self._awaited: dict[tuple[str, str, int], set[int]] = defaultdict(set)
+        self._beside: dict[tuple[str, str, int], list[int]] = defaultdict(list)
         self._passed = {rank for rank in found.ranks if self._is_passed(rank)}
 
     def recording(self, rank: int) -> Recording | None:
@@ -213,7 +214,17 @@ class _Job:
                 if whom and (oldest := self.oldest(other)) is not None:
                     self._awaited[_place(oldest)].update(whom)
         missed = self.missed(rank)
-        return missed is not None and rank in self._awaited.get(_place(missed), ())
+        return missed is not None and rank in self._awaited.get(_place(missed), ()) and not self._goes_with_most(rank)
+
+    def _goes_with_most(self, rank: int) -> bool:
+        """Most who stand where it stands have departed from their habits, too: the program goes that way now."""
+        if not self._beside:
+            for other in self._found.ranks:
+                if (oldest := self.oldest(other)) is not None:
+                    self._beside[_place(oldest)].append(other)
+        here = self.oldest(rank)
+        beside = [other for other in self._beside[_place(here)] if other != rank] if here is not None else []
+        return bool(beside) and 2 * sum(self.missed(other) is not None for other in beside) > len(beside)
 
     def missed(self, rank: int) -> Operation | None:
         recording = self.recording(rank)

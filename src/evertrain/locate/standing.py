@@ -23,6 +23,8 @@ Stands = Literal["frozen", "waiting", "perhaps", "outside", "unseen"]
 Frozen = Literal["stopped", "uninterruptible", "ended", "held"]
 
 _BUSY_CORES = 0.3
+_MOMENT_S, _MOMENT_STEPS = 0.4, 1.5
+"""Whose page has changed within so long, or so many steps, does not hang: sooner nobody suspects it."""
 TORCH = re.compile(r"(^|/)(torch|evertrain/worker)/")
 _SLEEPS = ("sleep", "pipe", "child", "storage")
 """Nobody waits for a collective in such a way."""
@@ -90,14 +92,15 @@ def standings(now: Merged, earlier: Merged | None, idle: frozenset[int]) -> dict
 
 
 def is_moving(now: Merged, earlier: Merged | None) -> frozenset[int]:
-    """Ranks whose pages have changed from one capture to the next: they do not hang."""
-    if earlier is None:
-        return frozenset()
-    before = earlier.activities
+    """Ranks whose pages have changed from one capture to the next, or a moment ago: they do not hang."""
+    before = earlier.activities if earlier is not None else {}
+    slowest_s = max((one.step_s or 0.0 for one in now.activities.values()), default=0.0)
+    moment_s = max(_MOMENT_S, _MOMENT_STEPS * slowest_s)
     return frozenset(
         rank
         for rank, one in now.activities.items()
-        if rank in before and (one.last, one.step) != (before[rank].last, before[rank].step)
+        if one.still_s < moment_s
+        or (rank in before and (one.last, one.step) != (before[rank].last, before[rank].step))
     )
 
 

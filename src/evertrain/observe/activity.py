@@ -44,7 +44,7 @@ def usage(pid: int) -> Usage | None:
             continue  # ended meanwhile
         count += 1
         # with the children it has reaped: short-lived helpers are work too
-        cpu += sum(map(int, stat[11:15])) / _TICKS
+        cpu += (sum(map(int, stat[11:15])) - process_tree.polling_ticks(member)) / _TICKS
         faults += int(stat[7]) + int(stat[9])
         io += _io(member)
     return Usage(

@@ -21,6 +21,8 @@ State = Literal["", "stopped", "uninterruptible", "ended"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _FREEZERS = ("__refrigerator", "do_freezer_trap")
+_POLLING = frozenset({"gloo_tcp_loop"})
+"""Each of gloo's groups has one, and together they use about a hundredth of a core while nothing comes."""
 _OWN = "evertrain-"
 """Begins the names of our own processes."""
 _LOADER_NAME = "pt_data_worker"
@@ -177,6 +179,16 @@ def threads(pid: int) -> list[str]:
 def stat(pid: int) -> list[str] | None:
     """Fields of /proc/<pid>/stat from the state on; the command may contain anything, so count from its end."""
     return _read(f"/proc/{pid}/stat").rpartition(")")[2].split() or None
+
+
+def polling_ticks(pid: int) -> int:
+    """Processor time of those threads of a process that only ask again and again whether something has come."""
+    ticks = 0
+    for thread in threads(pid):
+        head, _, fields = _read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")
+        if head.partition("(")[2] in _POLLING:
+            ticks += sum(map(int, fields.split()[11:13]))
+    return ticks
 
 
 def state_of(pid: int, letter: str) -> State:

@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from evertrain.agent import watch
 from evertrain.agent.watch import Watch
 from evertrain.observe import activity, pages
+from evertrain.observe.activity import Usage
 from evertrain.worker import page
 
 
@@ -107,3 +109,25 @@ def test_who_moves_is_described_when_asked_for(tmp_path: Path, clock: Clock, wri
     assert (found.rank, found.still_s, found.stopped, found.cpu_fraction) == (3, 0.0, False, None)
     assert found.inside is not None and str(found.inside) == "send 0->1 number 9 of group 0"
     assert node.look([view(tmp_path)]) == (), "it is still nobody's business"
+
+
+def test_what_a_rank_did_for_us_is_no_work_of_its_own(
+    tmp_path: Path, clock: Clock, writer: page.PageWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = Usage(cpu_s=1.0, io_bytes=0, faults=0, processes=1, stopped=False, uninterruptible=False, reads_stdin=False)
+    now = [used]
+    writer.write()
+    monkeypatch.setattr(activity, "usage", lambda pid: now[0])
+    node = Watch("node-0")
+    looks(node, clock, tmp_path, 3.0)
+    begun = {3: (clock.monotonic(), used)}
+    now[0] = replace(used, cpu_s=1.3, faults=500, io_bytes=9_000)
+    looks(node, clock, tmp_path, 0.6)
+    node.leave_out(view(tmp_path).attempt, begun, {3: (clock.monotonic(), now[0])})
+    looks(node, clock, tmp_path, 1.0)
+    (seen,) = node.look([view(tmp_path)])
+    assert (seen.cpu_fraction, seen.io_bytes_per_s, seen.faults_per_s) == (0.0, 0.0, 0.0)
+    now[0] = replace(now[0], cpu_s=2.3)
+    looks(node, clock, tmp_path, 1.0)
+    (seen,) = node.look([view(tmp_path)])
+    assert seen.cpu_fraction is not None and seen.cpu_fraction > 0.1

@@ -23,7 +23,7 @@ from evertrain.controller.store import EventStore, read_log
 from evertrain.model import version
 from evertrain.model.config import AgentConfig, Config
 from evertrain.model.records import Audited, NodeJoined, NodesSettled
-from evertrain.model.report import DISMISSED, Desired, NodeReport, Report
+from evertrain.model.report import DISMISSED, Desired, NodeReport, Report, SelfCheck
 from evertrain.model.spec import Command, ControllerSpec, Seats
 
 TOKEN, CODE_TOKEN = "secret", "another secret"
@@ -92,6 +92,9 @@ async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
 def report(node: str = "gpu01", **different: Any) -> Report:
     usual: dict[str, Any] = {"job": "job", "run_id": "job-1", "term": 0, "time": 1.0, "report": NodeReport(node=node)}
     return Report(**{**usual, **different})
+
+
+WELL = SelfCheck(number=-1, checks=())
 
 
 def frame(node: str = "gpu01", **different: Any) -> bytes:
@@ -253,10 +256,10 @@ def test_the_token_for_code_is_read_where_it_lies(tmp_path: Path) -> None:
 async def test_nodes_are_settled_when_the_agents_of_all_seats_have_spoken(serving: Serving) -> None:
     await serving.join()
     async with serving.agent() as first, serving.agent() as second:
-        await first.send_bytes(frame("gpu01"))
+        await first.send_bytes(frame("gpu01", report=NodeReport(node="gpu01", self_check=WELL)))
         await until(lambda: serving.heard == {"gpu01"}, "the first node is heard")
         assert not serving.conductor.state.roster
-        await second.send_bytes(frame("gpu02"))
+        await second.send_bytes(frame("gpu02", report=NodeReport(node="gpu02", self_check=WELL)))
         await until(lambda: serving.conductor.state.roster, "the nodes are settled")
         assert [record.nodes for record in serving.log if isinstance(record, NodesSettled)] == [("gpu01", "gpu02")]
         async with asyncio.timeout(10.0):

@@ -47,7 +47,7 @@ def test_a_page_that_has_just_changed_is_no_hang() -> None:
     job = three_dimensions(5)
     job.outside(5, stuck.SLEEP)
     assert culprit.locate(job.merged(1), mesh=MESH).ranks == (5,)
-    for still_s, step_s, is_moving in ((0.1, None, True), (0.5, None, False), (0.5, 0.4, True), (0.7, 0.4, False)):
+    for still_s, step_s, is_moving in ((0.1, None, True), (0.5, None, False), (0.5, 1.2, True), (0.6, 1.2, False)):
         for rank, one in job.activities.items():
             job.activities[rank] = msgspec.structs.replace(one, still_s=still_s if rank == 2 else 6.0, step_s=step_s)
         found = culprit.locate(job.merged(1), mesh=MESH)

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
     yield start
     for one in listening:
+        with suppress(OSError):  # wakes the thread that accepts: until then the kernel keeps the socket
+            one.shutdown(socket.SHUT_RDWR)
         one.close()
 
 

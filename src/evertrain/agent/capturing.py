@@ -112,6 +112,7 @@ class Capturing:
         except Exception as error:
             _log.exception("capture %d", order.number)
             blind.append(f"{named(pids)}: the look failed: {type(error).__name__}: {error}; see the agent's log")
+        self._view.leave_out(order.attempt, looking.measured, looking.measured_after)
         capture = NodeCapture(
             number=order.number,
             attempt=order.attempt,
@@ -176,7 +177,9 @@ class _Looking:
         self._paths = paths
         self._world_size = world_size
         self.measured: dict[int, tuple[float, activity.Usage]] = {}
-        """By rank, what its processes have used until when."""
+        """By rank, what its processes have used until when: before the look,"""
+        self.measured_after: dict[int, tuple[float, activity.Usage]] = {}
+        """... and after it."""
         self.seen: list[Seen] = []
         self.groups: list[Group] = []
         self.recordings: dict[int, Recording] = {}
@@ -185,15 +188,19 @@ class _Looking:
         self.blind: list[str] = []
 
     def run(self) -> None:
-        for rank, pid in self._pids.items():
-            if (usage := activity.usage(pid)) is not None:
-                self.measured[rank] = (time.monotonic(), usage)
+        self._measure(self.measured)
         recorders = self._begin_recorders() if self._order.recorder else []
         self._read_groups()
         self.seen, blind = stack_capture.look(self._pids, self._order, self._signals())
         self.blind += blind
         for thread in recorders:
             thread.join(_RECORDER_S)
+        self._measure(self.measured_after)
+
+    def _measure(self, into: dict[int, tuple[float, activity.Usage]]) -> None:
+        for rank, pid in self._pids.items():
+            if (usage := activity.usage(pid)) is not None:
+                into[rank] = (time.monotonic(), usage)
 
     def _signals(self) -> dict[int, Signal]:
         found = {}

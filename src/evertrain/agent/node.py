@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from evertrain.agent import failures, losses
-from evertrain.agent.watch import Watch
+from evertrain.agent.watch import Sample, Watch
 from evertrain.checkpoint import disk, slots, store
 from evertrain.model.activity import RankActivity
 from evertrain.model.copies import Copy, StoreSettings
@@ -29,7 +29,6 @@ from evertrain.model.report import (
 )
 from evertrain.model.spec import AgentSpec
 from evertrain.observe import pages
-from evertrain.observe.activity import Usage
 from evertrain.worker import room
 
 TIGHT_BYTES = 256 << 20
@@ -93,7 +92,11 @@ class NodeView:
         """Whether some rank's page has not changed for a while."""
         return bool(self._activities)
 
-    def everyone(self, attempt: int, measured: Mapping[int, tuple[float, Usage]]) -> tuple[RankActivity, ...]:
+    def leave_out(self, attempt: int, begun: Mapping[int, Sample], ended: Mapping[int, Sample]) -> None:
+        """See `Watch`."""
+        self._watch.leave_out(attempt, begun, ended)
+
+    def everyone(self, attempt: int, measured: Mapping[int, Sample]) -> tuple[RankActivity, ...]:
         """What each rank of the attempt does that runs here, whether it stands still or not; see `Watch`."""
         return self._watch.everyone((view for view in self._alive if view.attempt == attempt), measured)
 

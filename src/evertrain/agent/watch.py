@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Mapping
 from copy import copy
 
+from msgspec.structs import replace
+
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.observe import activity
 from evertrain.observe.pages import PageView
@@ -29,13 +31,17 @@ _BASE_PHASES = frozenset({"", "start", "init", "train", "failed"})
 """Phases in which steps are to be expected soon. All others are declared, or the script is over and cleans up."""
 
 
+Sample = tuple[float, activity.Usage]
+"""What a rank's processes have used, until when."""
+
+
 class _Rank:
     """One running rank as it was seen before."""
 
     def __init__(self, view: PageView) -> None:
         self.mark = _mark(view)
         self.still_s = 0.0
-        self.samples: list[tuple[float, activity.Usage]] = []
+        self.samples: list[Sample] = []
 
     def look(self, view: PageView, passed_s: float) -> None:
         mark = _mark(view)
@@ -53,6 +59,23 @@ class _Rank:
             self.samples.append((now, usage))
             while len(self.samples) > 2 and now - self.samples[1][0] >= _WINDOW_S:
                 del self.samples[0]
+
+    def leave_out(self, begin: Sample, end: Sample) -> None:
+        """What it did between these two moments is no work of its own."""
+        (began, first), (ended, last) = begin, end
+        self.samples = [
+            (when, _plus(usage, first, last)) if when <= began else (when, last) if when < ended else (when, usage)
+            for when, usage in self.samples
+        ]
+
+
+def _plus(usage: activity.Usage, first: activity.Usage, last: activity.Usage) -> activity.Usage:
+    return replace(
+        usage,
+        cpu_s=usage.cpu_s + last.cpu_s - first.cpu_s,
+        io_bytes=usage.io_bytes + last.io_bytes - first.io_bytes,
+        faults=usage.faults + last.faults - first.faults,
+    )
 
 
 class Watch:
@@ -80,9 +103,13 @@ class Watch:
                     found.append(self._describe(view, rank))
         return tuple(found)
 
-    def everyone(
-        self, running: Iterable[PageView], measured: Mapping[int, tuple[float, activity.Usage]]
-    ) -> tuple[RankActivity, ...]:
+    def leave_out(self, attempt: int, begun: Mapping[int, Sample], ended: Mapping[int, Sample]) -> None:
+        """Between these moments, by rank, we had them answer us: who is asked why it stands is not at work."""
+        for number in begun.keys() & ended.keys():
+            if (rank := self._ranks.get((attempt, number))) is not None:
+                rank.leave_out(begun[number], ended[number])
+
+    def everyone(self, running: Iterable[PageView], measured: Mapping[int, Sample]) -> tuple[RankActivity, ...]:
         """All ranks, also those that move. `measured`, by rank: who moves is not measured by ourselves."""
         found = []
         for view in running:

@@ -23,8 +23,9 @@ Stands = Literal["frozen", "waiting", "perhaps", "outside", "unseen"]
 Frozen = Literal["stopped", "uninterruptible", "ended", "held"]
 
 _BUSY_CORES = 0.3
-_MOMENT_S, _MOMENT_STEPS = 0.4, 1.5
-"""Whose page has changed within so long, or so many steps, does not hang: sooner nobody suspects it."""
+_MOMENT_S, _MOMENT_STEPS = 0.4, 0.45
+"""Whose page has changed within so long, or so much of a step, does not hang: sooner nobody suspects it, however tight
+the limits are."""
 TORCH = re.compile(r"(^|/)(torch|evertrain/worker)/")
 _SLEEPS = ("sleep", "pipe", "child", "storage")
 """Nobody waits for a collective in such a way."""
@@ -99,8 +100,7 @@ def is_moving(now: Merged, earlier: Merged | None) -> frozenset[int]:
     return frozenset(
         rank
         for rank, one in now.activities.items()
-        if one.still_s < moment_s
-        or (rank in before and (one.last, one.step) != (before[rank].last, before[rank].step))
+        if one.still_s < moment_s or (rank in before and (one.last, one.step) != (before[rank].last, before[rank].step))
     )
 
 

@@ -50,6 +50,7 @@ def test_gpt_trains_and_names_its_final_parameters(script: str, options: list[st
     assert out.rstrip().endswith(f"final parameters sha256 {digest}")
 
 
+@pytest.mark.matrix
 def test_plain_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
     assert "evertrain" not in (EXAMPLES / "plain.py").read_text().split('"""')[2]
     assert "starting after step 0" in torchrun("plain.py", "--checkpoints", str(tmp_path), "--steps", "20")

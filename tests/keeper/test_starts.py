@@ -34,7 +34,9 @@ def is_ready(state: Json) -> bool:
     return bool(state["starter"]["state"] == "ready")
 
 
-@pytest.mark.parametrize(("start", "has_torch"), [("zygote", True), ("parked", True), ("spawn", False)])
+@pytest.mark.parametrize(
+    ("start", "has_torch"), [("zygote", True), pytest.param("parked", True, marks=pytest.mark.matrix), ("spawn", False)]
+)
 def test_ranks_are_the_keepers_children_and_meet_however_they_start(
     start_node: StartNode, start: str, has_torch: bool
 ) -> None:
@@ -253,6 +255,7 @@ def test_a_zygote_with_an_open_gpu_is_refused(start_node: StartNode, tmp_path: P
     assert (starter["mode"], starter["reason"]) == ("parked", "an import has opened /dev/nvidia0")
 
 
+@pytest.mark.matrix
 def test_a_child_that_finds_a_gpu_open_is_refused_too(start_node: StartNode, tmp_path: Path, fake_cuda: Path) -> None:
     (tmp_path / "mine.py").write_text(
         f"import ctypes, os\ncuda = ctypes.CDLL({str(fake_cuda)!r})\n"

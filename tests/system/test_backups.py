@@ -73,6 +73,7 @@ def is_backed_up(status: dict[str, Any]) -> bool:
     return status["steps_at_risk"] is not None and 0 < status["steps_at_risk"] < status["step"]
 
 
+@pytest.mark.matrix
 def test_a_wiped_node_costs_no_more_than_was_said(start: Any, calm: str) -> None:
     job = start(2, "--inject", "wipe:node=1@step=60")
     kept_its_promise(job, Promise())

@@ -120,6 +120,7 @@ def test_a_loaded_machine_accuses_nobody(start_job: StartJob, fast: list[str], b
     assert job.status()["attempt"] == 1
 
 
+@pytest.mark.matrix
 def test_an_endless_loop_is_named_by_the_default_limits_and_left_alone(start_job: StartJob) -> None:
     job = start_job("hanging.py", nproc=RANKS, args=["--how", "loop", "--rank", "1"])
     job.wait_until(lambda _: job.incidents() != [], "it is named", within_s=40)

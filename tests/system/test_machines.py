@@ -152,6 +152,7 @@ def test_a_signal_on_either_machine_stops_the_job_and_keeps_its_step(two_machine
     assert training.digest(two_machines[0].folder) == four_undisturbed
 
 
+@pytest.mark.matrix
 def test_the_token_is_asked_for_with_the_line_to_paste(two_apart: Two, tmp_path: Path) -> None:
     first, second = start(two_apart, steps=3)
     assert second.wait() == 1

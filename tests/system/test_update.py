@@ -195,6 +195,7 @@ def test_an_error_without_an_update_ends_the_job_with_its_traceback(start_job: S
     assert all(one["to_version"] is None for one in job.incidents())
 
 
+@pytest.mark.matrix
 def test_a_module_that_was_imported_ahead_is_that_of_the_version(start_job: StartJob) -> None:
     edits = [("import torch\n", "import torch\nimport helper\n"), says("helper.TEXT")]
     job = steady(start_job, *edits, flags=["--preload", "helper"], helper='TEXT = "one"\n')

@@ -101,7 +101,10 @@ def test_while_ranks_run_nothing_is_tested(tmp_path: Path) -> None:
     on_a_node(tmp_path, test)
 
 
-@pytest.mark.parametrize(("script", "said"), [("exit 3", "ended by themselves"), ("echo '{}'; exec cat", "'is'")])
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [("exit 3", "ended by themselves"), ("echo '{}'; exec cat", "nothing of use"), ("echo hello", "hello")],
+)
 def test_an_interpreter_that_cannot_test_accuses_nobody(tmp_path: Path, script: str, said: str) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")

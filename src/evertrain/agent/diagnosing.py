@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,12 @@ class Server:
             raise Trouble(f"the test programs cannot be started: {error}") from error
         server = cls(process)
         try:
-            os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+            with suppress(ProcessLookupError):  # what is wrong is heard below
+                os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
             server.say(given)
             line = await asyncio.wait_for(server.hear(), START_S)
-            if line["is"] != "ready":
-                raise Trouble(f"the test programs cannot run here: {line.get('because', line)}")
+            if line.get("is") != "ready":
+                raise Trouble(f"the test programs cannot run here: {line.get('because') or 'they say nothing of use'}")
         except TimeoutError:
             await server.close()
             raise Trouble(f"the test programs were not ready within {START_S:.0f} s; see {log}") from None
@@ -96,7 +98,10 @@ class Server:
             raise Trouble("the test programs said more than can be read") from error
         if not text:
             raise Trouble("the test programs have ended by themselves")
-        line: dict[str, Any] = json.loads(text)
+        try:
+            line: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise Trouble(f"the test programs said something else than they should: {text[:60]!r}") from error
         return line
 
     async def test(self, order: InspectOrder) -> Inspected:
@@ -123,10 +128,8 @@ class Server:
         assert self._process.stdin is not None
         self._process.stdin.close()
         if self._process.returncode is None:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # its ranks end with it
-            except ProcessLookupError:
-                pass
         try:
             await asyncio.wait_for(self._process.wait(), BESIDE_S)
         except TimeoutError:

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from evertrain.controller import code_views, ledger, node_views, sensor_views
+from evertrain.controller import check_views, code_views, ledger, node_views, sensor_views
 from evertrain.controller.store import read_log
 from evertrain.decide import changes, joining, planned, resume, storing
 from evertrain.decide.applying import fold
@@ -375,6 +375,7 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
         "captures": list(opened.captures),
         "confidence": opened.confidence,
         "evidence": [*opened.evidence, *(after.started.passed_over if after is not None else ())],
+        "checks": check_views.checks(incident),
         "step": opened.step,
         "first_new_step": closed.first_new_step if closed else None,
         "seconds": asdict(ledger.seconds(incident)),

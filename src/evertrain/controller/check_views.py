@@ -1,0 +1,27 @@
+"""What have the tests of stopped nodes brought? Every test of an incident, with all its numbers, as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from evertrain.decide.state import Incident, Stage
+
+
+def checks(incident: Incident) -> list[dict[str, Any]]:
+    """In the order in which they ran."""
+    return [_check(one) for one in incident.stages]
+
+
+def _check(stage: Stage) -> dict[str, Any]:
+    asked, done = stage.asked, stage.done
+    return {
+        "name": asked.name,
+        "again": asked.again,
+        "groups": [list(group) for group in asked.groups],
+        "seconds": round(done.time - asked.time, 3) if done is not None else None,
+        "accused": dict(done.accused) if done is not None else {},
+        "notes": list(done.notes) if done is not None else [],
+        "results": msgspec.to_builtins(done.results) if done is not None else {},
+    }

@@ -71,7 +71,7 @@ def alone(asked: StageAsked, results: Results, first: Results, golden: Mapping[S
         return Judged(accused=accused, notes=tuple(notes))
     aligned = alignment.judge(_runs({**first, **results}), golden)
     accused |= {one.node: one.evidence for one in aligned.accused}
-    notes += aligned.because
+    notes += [f"{asked.name}: {line}" for line in aligned.because]
     return Judged(accused=accused, notes=tuple(notes[:_MOST_NOTES]), golden=aligned.to_store)
 
 

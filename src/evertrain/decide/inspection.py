@@ -268,7 +268,7 @@ def _ended(state: JobState, picture: Picture, stages: Sequence[Stage], left_s: f
     judged = _judged(state, earlier, asked, results)
     return [
         StageDone(
-            time=now, stage=asked.stage, incident=asked.incident, results={n: _kept(one) for n, one in results.items()},
+            time=now, stage=asked.stage, incident=asked.incident, results={n: kept(one) for n, one in results.items()},
             accused=judged.accused, notes=judged.notes, golden=judged.golden,
         )
     ]  # fmt: skip
@@ -285,7 +285,7 @@ def _judged(state: JobState, earlier: Sequence[Stage], asked: StageAsked, result
     return inspected.together(asked, known)
 
 
-def _kept(one: Inspected) -> Inspected:
+def kept(one: Inspected) -> Inspected:
     """What the log keeps: every number, and of hashes one a run."""
     return replace(
         one,

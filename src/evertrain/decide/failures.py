@@ -290,7 +290,9 @@ def climb(state: JobState, event: AttemptFailed, policy: Policy, idle: int, agai
     chain = state.memory.chain
     what = f"{_what(event)}; {again}"
     can_compare = "inspect" in policy.sources and len(state.active_nodes()) > 1
-    if can_compare and "inspect" not in chain.asked:
+    # a job that makes progress is not held up the second time already
+    is_due = idle or event.category == "numerics" or chain.reattempts >= policy.ladder.reattempts
+    if can_compare and is_due and "inspect" not in chain.asked:
         return (Inspect(nodes=state.active_nodes(), because=f"{what}: stop-time checks on all nodes"),)
     notes: tuple[str, ...] = ()
     if not can_compare:

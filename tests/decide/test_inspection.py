@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from evertrain.controller import check_views
 from evertrain.decide import inspection
 from evertrain.decide.state import Incident
 from evertrain.model import decisions as d
@@ -251,7 +252,9 @@ def test_a_stop_ends_the_tests() -> None:
     world = not_finite(Fleet(vendor=("node-0", "no end")))
     world.turns(3, 0.5)
     assert stages(world)
+    assert check_views.under_way(world.state, world.now).endswith("tests of 4 nodes so far: vendor diagnostics")
     world.stop()
+    assert not check_views.under_way(world.state, world.now)
     world.turns(4, 0.5)
     assert all(node.order is not None and node.order.inspect is None for node in world.nodes.values())
     assert world.state.ended is not None

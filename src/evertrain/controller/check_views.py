@@ -6,12 +6,23 @@ from typing import Any
 
 import msgspec
 
-from evertrain.decide.state import Incident, Stage
+from evertrain.decide.state import Incident, JobState, Stage
+from evertrain.model.words import counted
 
 
 def checks(incident: Incident) -> list[dict[str, Any]]:
     """In the order in which they ran."""
     return [_check(one) for one in incident.stages]
+
+
+def under_way(state: JobState, now: float) -> str:
+    """What the next start waits for, while stopped nodes are tested; empty: they are not."""
+    incident = state.incident
+    if incident is None or incident.decided is not None or not incident.stages or state.closing:
+        return ""
+    first, newest = incident.stages[0].asked, incident.stages[-1].asked
+    nodes = counted(len(newest.nodes), "node")
+    return f"the start waits {now - first.time:.0f} s for tests of {nodes} so far: {newest.name}"
 
 
 def _check(stage: Stage) -> dict[str, Any]:

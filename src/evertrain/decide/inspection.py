@@ -25,7 +25,7 @@ from evertrain.locate import pairs
 from evertrain.locate.pairs import PairResult, Seat
 from evertrain.model import decisions as d
 from evertrain.model.config import Config, DiagnoseConfig
-from evertrain.model.diagnosis import Inspected, InspectOrder, StageAsked, StageDone, Symptom
+from evertrain.model.diagnosis import Inspected, InspectOrder, Reading, StageAsked, StageDone, Symptom
 from evertrain.model.records import AnyRecord
 
 START_S = 30.0
@@ -286,14 +286,18 @@ def _judged(state: JobState, earlier: Sequence[Stage], asked: StageAsked, result
 
 
 def kept(one: Inspected) -> Inspected:
-    """What the log keeps: every number, and of hashes one a run."""
+    """What the log keeps: every number, of hashes one a run, and the setting once a node."""
     return replace(
         one,
         readings=tuple(
-            replace(reading, detail={name: value for name, value in reading.detail.items() if name != "records"})
+            replace(reading, detail={name: value for name, value in reading.detail.items() if _is_kept(name, reading)})
             for reading in one.readings
         ),
     )
+
+
+def _is_kept(name: str, reading: Reading) -> bool:
+    return name != "records" and (name != "setting" or (reading.name == "alignment" and reading.rank == 0))
 
 
 # -- what agents are told ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -63,3 +64,10 @@ def test_numbers_that_the_code_makes_wrong_cost_no_node_its_place(start_job: Sta
     assert {one["outcome"] for one in aligned.values()} == {"passed"} and len(aligned) == 3
     assert [node["state"] for node in job.status()["nodes"]][:3] == ["active"] * 3
     assert training.digest(job.folder) == calm
+
+    # the bits that three nodes agreed on are what this machine is compared with from now on
+    for fault, code in (("", 0), (f"flip:node={os.uname().nodename},matmul=7", 2)):
+        environment = {**job.environment, "OMP_NUM_THREADS": "1", "EVERTRAIN_DIAGNOSE_FAULT": fault}
+        answer = jobs.evertrain(job.folder, "diagnose", job.name, environment=environment, timeout_s=90)
+        assert answer.returncode == code, answer.stdout + answer.stderr
+        assert ("10 of 10 runs differ from what was stored" in answer.stdout) is bool(code), answer.stdout

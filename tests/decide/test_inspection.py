@@ -143,6 +143,15 @@ def test_two_nodes_are_outvoted_with_the_help_of_a_standby() -> None:
     assert answer(world).nodes == ("node-1",)
 
 
+def test_a_standby_that_is_found_broken_takes_nobodys_place() -> None:
+    world = not_finite(Fleet(alignment=("node-2", "other bits")), nodes=2, standby=1)
+    through(world)
+    assert answer(world).nodes == ()
+    assert world.state.roster == ("node-0", "node-1")
+    assert world.state.nodes["node-2"].state == "evicted"
+    assert "node-2" in world.state.memory.blocked
+
+
 def test_two_nodes_that_differ_accuse_nobody() -> None:
     world = not_finite(Fleet(alignment=("node-1", "other bits")), nodes=2)
     through(world)

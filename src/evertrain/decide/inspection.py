@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from evertrain.decide import inspected
+from evertrain.decide import answering, inspected
 from evertrain.decide.inspected import Judged
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Incident, JobState, Stage
@@ -105,6 +105,10 @@ def look(
     if newest is not None and newest.done is None:
         return _ended(state, picture, stages, left_s, now)
     accused = {node: line for one in stages if one.done is not None for node, line in one.done.accused.items()}
+    for node in state.usable_standbys():
+        if node in accused:  # it was only to be compared with, and is to take nobody's place
+            fault = d.NodeFault(time=now, node=node, signal="failed_tests", evidence=accused[node])
+            return answering.answer(state, fault)
     if accused:
         return _answer(incident, asked, stages, accused, now)
     if left_s > LEAST_S and (following := _next(state, picture, incident, asked, stages, config, left_s, now)):

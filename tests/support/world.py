@@ -6,11 +6,12 @@ orders, in virtual time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from evertrain.decide import captures, changes, ladder, rollback, standbys, starting
+from evertrain.decide import captures, changes, inspection, ladder, rollback, standbys, starting
 from evertrain.decide.applying import apply
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
@@ -23,6 +24,7 @@ from evertrain.model.clocks import Clock
 from evertrain.model.code import Code
 from evertrain.model.config import Config
 from evertrain.model.copies import Backup, Copy, Failed, Part
+from evertrain.model.diagnosis import Inspected, InspectOrder
 from evertrain.model.records import (
     AnyRecord,
     NodeJoined,
@@ -141,13 +143,21 @@ class Node:
     unreachable: tuple[str, ...] = ()
     gpus_held: str = ""
     captured: int = 0
+    inspected: Inspected | None = None
 
 
 class World:
     """A job on `nodes` nodes of `nproc` ranks; with `seats` on one, and the others `join` it."""
 
     def __init__(
-        self, nodes: int = 2, nproc: int = 2, *, seats: Seats | None = None, config: Config | None = None, **run: object
+        self,
+        nodes: int = 2,
+        nproc: int = 2,
+        *,
+        seats: Seats | None = None,
+        config: Config | None = None,
+        inspect: Callable[[str, InspectOrder], Inspected | None] | None = None,
+        **run: object,
     ) -> None:
         self.now = 1000.0
         self.config = config or Config()
@@ -169,6 +179,8 @@ class World:
         self.standing: tuple[int, ...] = ()
         self.orders: list[CaptureOrder] = []
         """For looks at the processes, as agents got them."""
+        self.inspect = inspect
+        """What a test comes to on a node; None: it does not end. Without it nobody can be asked for tests."""
         self.stored: tuple[Stored, ...] | None = None
         """What a look into the shared store shows; None: there is none to look into."""
         self.log: list[AnyRecord] = []
@@ -180,7 +192,7 @@ class World:
         self.write(RunStarted(time=self.now, **started))  # type: ignore[arg-type]
         self.clock = Clock("boot-1", 0.0)
         self.write(TermStarted(time=self.now, term=1, clock=self.clock))
-        policy = ladder.policy_of(self.config)
+        policy = ladder.policy_of(self.config, inspection.sources(self.config) if inspect else ["roll_back"])
         self.write(PolicyAdopted(time=self.now, hash=ladder.policy_hash(policy), policy=policy))
 
     @property
@@ -368,6 +380,7 @@ class World:
                     self.state, self.picture(), self.spec, self.config, node.name,
                     fetches=fetches, check=check, reach=reach,
                     capture=captures.order(self.state, self.now),
+                    inspect=inspection.order(self.state, self.picture(), node.name),
                 )  # fmt: skip
             if node.order is not None and not node.away:
                 self._perform(node, node.order)
@@ -449,6 +462,7 @@ class World:
             unreachable=node.unreachable,
             gpus_held=node.gpus_held,
             captured=node.captured,
+            inspected=node.inspected,
         )
 
     def running(self) -> dict[int, int]:
@@ -517,6 +531,13 @@ class World:
         if order.check and (node.self_check is None or node.self_check.number != order.check):
             disk = Check(name="disk", passed=not node.disk_is_dead, detail="read-only" if node.disk_is_dead else "")
             node.self_check = SelfCheck(number=order.check, checks=(disk,))
+        wanted_test = order.inspect
+        if wanted_test is None:
+            node.inspected = None
+        elif self.inspect is not None and wanted_test.program:
+            assert not any(held.phase == "running" for held in node.attempts.values()), "only stopped nodes are tested"
+            if node.inspected is None or node.inspected.number != wanted_test.number:
+                node.inspected = self.inspect(node.name, wanted_test) or node.inspected
         for fetch in order.fetches:
             if self.fetches_fail:
                 named = {"rank": fetch.rank, "attempt": fetch.attempt, "step": fetch.step}

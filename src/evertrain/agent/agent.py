@@ -20,6 +20,7 @@ from evertrain.agent import commands, departure, environment
 from evertrain.agent.capturing import Capturing
 from evertrain.agent.clearing import Clearing
 from evertrain.agent.controller_link import ControllerLink
+from evertrain.agent.diagnosing import Diagnosing
 from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.machine import Machine
 from evertrain.agent.metrics import Metrics
@@ -62,6 +63,14 @@ class Agent:
         self._uploads = Uploads(spec, self._wake_up)
         self._versions = Versions(spec, token, self._wake_up)
         self._capturing = Capturing(spec, token, self._view, lambda: self._keeper.state, self._zero, self._wake_up)
+        self._diagnosing = Diagnosing(
+            spec.node,
+            spec.python,
+            Path(spec.node_dir) / "tests",
+            Path(spec.log_root) / f"tests-{spec.node}.log",
+            lambda: self._keeper.state,
+            self._wake_up,
+        )
         self._self_checks = SelfChecks(spec, lambda: self._keeper.state, self._wake_up)
         self._metrics = Metrics(self._view.page_path, spec.metrics)
         self._peers = PeersSensor(Peers().judge)
@@ -91,6 +100,7 @@ class Agent:
         done, _ = await asyncio.wait([*links, over], return_when=asyncio.FIRST_COMPLETED)
         for task in (*links, over):
             task.cancel()
+        await self._diagnosing.close()
         # each closes what it holds before the event loop ends: a peer may be waiting for it
         await asyncio.wait([*links, over])
         for task in done:
@@ -125,6 +135,7 @@ class Agent:
                     unreachable=self._peers.unreachable,
                     gpus_held=self._clearing.held,
                     captured=self._capturing.captured,
+                    inspected=self._diagnosing.inspected,
                 ),
                 self._zero,
             ),
@@ -175,6 +186,7 @@ class Agent:
             return
         if order.shutdown:
             self._uploads.obey(None, ())
+            self._diagnosing.obey(order)
             self._versions.obey(None)
             self._leave(departure.by_order(order, self._spec, self._keeper, self._view.slots_dir))
             return
@@ -184,6 +196,7 @@ class Agent:
         self._uploads.obey(order.upload, order.ranks)
         self._self_checks.obey(order)
         self._capturing.obey(order)
+        self._diagnosing.obey(order)
         self._versions.obey(order.code)
         self._peers.obey(order.peers)
         if state is None:

@@ -72,8 +72,21 @@ def _show_one(incident: dict[str, Any]) -> None:
         out.print(f"  {name:<11} {value}")
     for line in incident["evidence"]:
         out.print(f"  {'evidence':<11} {line}")
+    _show_checks(out, incident.get("checks") or ())
     if incident.get("traceback"):
         out.print(incident["traceback"].rstrip())
+
+
+def _show_checks(out: Any, checks: Sequence[dict[str, Any]]) -> None:
+    """The tests of stopped nodes; a controller of an older version knows of none."""
+    if not checks:
+        return
+    from evertrain.cli import readings
+
+    for line in readings.lines(checks):
+        out.print(f"  {'test':<11} {line}")
+    if (numbers := readings.table(checks)) is not None:
+        out.print(numbers)
 
 
 def _training(incident: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ COMMANDS = {
     "stacks": "where does every process stand, and on whom do the others wait? now, or in an incident",
     "explain": "what happened here? a verdict from any pile of logs and dumps, without a job",
     "check": "is this machine fit to train on? host, GPUs, network; with a monitoring plug-in's exit codes",
+    "diagnose": "does this machine compute, remember and move data as it should? tests that use it",
     "report": "where did the time go? productive and lost seconds, by incident, phase and cause",
     "restart": "end a job's ranks and let them go on: from a step, with other arguments, or to compare losses",
     "update": "have a running job go on with other code, with its next restart or at once",

@@ -20,7 +20,7 @@ from evertrain.controller import ledger, scopes, server, views
 from evertrain.controller.clocks import clock_of_term
 from evertrain.controller.conductor import Conductor
 from evertrain.controller.store import EventStore, read_log
-from evertrain.decide import ladder
+from evertrain.decide import inspection, ladder
 from evertrain.decide.applying import apply, fold
 from evertrain.decide.state import JobState
 from evertrain.keeper.children import boot_id
@@ -121,7 +121,7 @@ async def _take_over(spec: ControllerSpec, store: EventStore) -> JobState:
             )
         )
     records.append(TermStarted(time=now, term=state.term + 1, clock=clock))
-    policy = ladder.policy_of(spec.config)
+    policy = ladder.policy_of(spec.config, inspection.sources(spec.config))
     if (name := ladder.policy_hash(policy)) != state.policy:
         records.append(PolicyAdopted(time=now, hash=name, policy=policy))
     await store.append(records)

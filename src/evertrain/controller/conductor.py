@@ -25,6 +25,7 @@ from evertrain.decide import (
     captures,
     changes,
     draining,
+    inspection,
     joining,
     planned,
     reaching,
@@ -410,6 +411,7 @@ class Conductor:
                 prepared=prepared,
                 tried=tried,
                 capture=capture,
+                inspect=inspection.order(self._state, picture, node),
             )
             order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
             if self._sent.get(node) != order:

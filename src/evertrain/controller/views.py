@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from evertrain.controller import code_views, ledger, node_views, sensor_views
+from evertrain.controller import check_views, code_views, ledger, node_views, sensor_views
 from evertrain.controller.store import read_log
 from evertrain.decide import changes, joining, planned, resume, storing
 from evertrain.decide.applying import fold
@@ -309,7 +309,7 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
     """The one line that matters now."""
     if state.ended is not None:
         return "; ".join(filter(None, (state.ended.message, _cry(state))))
-    if waits := joining.missing(state, picture):
+    if waits := joining.missing(state, picture) or check_views.under_way(state, now):
         return waits
     waiting = state.standbys()
     unusable = {node: seen.because for node, seen in sorted(state.nodes.items()) if seen.state == "unusable"}
@@ -375,6 +375,7 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
         "captures": list(opened.captures),
         "confidence": opened.confidence,
         "evidence": [*opened.evidence, *(after.started.passed_over if after is not None else ())],
+        "checks": check_views.checks(incident),
         "step": opened.step,
         "first_new_step": closed.first_new_step if closed else None,
         "seconds": asdict(ledger.seconds(incident)),

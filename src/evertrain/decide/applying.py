@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from evertrain.decide.memory import MOST_NODES, Chain, Memory, evolve, with_other_code
-from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState, Restart
+from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState, Restart, Stage
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.capture_records import CaptureAsked, HangLocated
+from evertrain.model.diagnosis import StageAsked, StageDone
 from evertrain.model.records import AnyRecord
 
 _MOST_AUDITS = 1000
@@ -97,6 +98,8 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
                 replace(one, located=record) if one.asked.capture == record.capture else one for one in state.captures
             )
             return replace(state, captures=captures)
+        case StageAsked() | StageDone():
+            return _stage(state, record)
         case r.StopRequested():
             return replace(state, stop=state.stop or record)
         case r.RestartRequested():
@@ -247,6 +250,19 @@ def _attempt_started(state: JobState, record: r.AttemptStarted) -> JobState:
         next_attempt=record.attempt + 1,
         lineage=(*state.lineage, (record.attempt, -1 if record.resume is None else record.resume)),
     )
+
+
+def _stage(state: JobState, record: StageAsked | StageDone) -> JobState:
+    incident = state.incidents[record.incident]
+    if isinstance(record, StageAsked):
+        stages = (*incident.stages, Stage(asked=record))
+        state = replace(state, next_stage=record.stage + 1)
+    else:
+        *earlier, newest = incident.stages
+        stages = (*earlier, replace(newest, done=record))
+        if record.golden:
+            state = replace(state, golden={**state.golden, **dict(record.golden)})
+    return _with_incident(state, replace(incident, stages=stages))
 
 
 def _signal_raised(state: JobState, record: r.SignalRaised) -> JobState:

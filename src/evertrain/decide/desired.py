@@ -13,6 +13,7 @@ from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import Config
 from evertrain.model.copies import Fetch, Peer, RoundOrder
+from evertrain.model.diagnosis import InspectOrder
 from evertrain.model.report import Desired, DesiredAttempt, Go, RankOrder
 from evertrain.model.spec import ControllerSpec
 from evertrain.model.stacks import CaptureOrder
@@ -34,12 +35,14 @@ def desired(
     prepared: Prepared | None = None,
     tried: Mapping[str, tuple[str, ...]] | None = None,
     capture: CaptureOrder | None = None,
+    inspect: InspectOrder | None = None,
 ) -> Desired:
     """Everything that `node` should be doing now.
 
     Its part in backups and restores is decided for all nodes at once. `placed` are all ranks by node, `running` those
     of the active attempt, `prepared` what waits to become ranks, `tried` the peers of each node, `capture` the look at
-    all processes that is wanted now; whoever asks for many nodes looks them up once.
+    all processes that is wanted now, `inspect` its part in the tests of stopped nodes; whoever asks for many nodes
+    looks them up once.
     """
     if prepared is None:
         prepared = changes.prepared(state, picture)
@@ -87,6 +90,7 @@ def desired(
         peers=reaching.peers(picture, (reaching.tried(state) if tried is None else tried).get(node, ())),
         early=_early(state, picture, spec, node, prepared),
         capture=capture if node in running else None,
+        inspect=inspect,
     )
 
 

@@ -289,10 +289,13 @@ def climb(state: JobState, event: AttemptFailed, policy: Policy, idle: int, agai
     """It failed before: look for the cause, cheap and certain first."""
     chain = state.memory.chain
     what = f"{_what(event)}; {again}"
-    if "inspect" in policy.sources and "inspect" not in chain.asked:
+    can_compare = "inspect" in policy.sources and len(state.active_nodes()) > 1
+    # a job that makes progress is not held up the second time already
+    is_due = idle or event.category == "numerics" or chain.reattempts >= policy.ladder.reattempts
+    if can_compare and is_due and "inspect" not in chain.asked:
         return (Inspect(nodes=state.active_nodes(), because=f"{what}: stop-time checks on all nodes"),)
     notes: tuple[str, ...] = ()
-    if "inspect" not in policy.sources:
+    if not can_compare:
         notes = ("stop-time checks: not available",)
         window_s = policy.ladder.reading_window_s
         seen = {

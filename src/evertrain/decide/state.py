@@ -11,6 +11,7 @@ from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.clocks import Clock
 from evertrain.model.code import Version
 from evertrain.model.decisions import Policy
+from evertrain.model.diagnosis import Run, Setting, StageAsked, StageDone
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +55,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(failed, key=lambda end: (end.failed_time, end.rank))
 
 
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """A test on stopped nodes that was asked for."""
+
+    asked: StageAsked
+    done: StageDone | None = None
+
+
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """From the first signal to the step that training had reached before."""
 
@@ -65,6 +73,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """All that was decided about it, oldest first."""
     decided: r.Decided | None = None
     """After which training goes on or ends; None: somebody is asked, or waited for."""
+    stages: tuple[Stage, ...] = ()
+    """Tests of stopped nodes because of it, oldest first."""
     failover_attempt: int | None = None
     resumed_time: float | None = None
     closed: r.IncidentClosed | None = None
@@ -155,6 +165,10 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """The newest of this run, oldest first."""
     next_capture: int = 1
     """Numbers go on over all runs: files are named by them."""
+    next_stage: int = 1
+    """Of the tests of stopped nodes; numbers go on over all runs."""
+    golden: dict[Setting, Run] = {}
+    """The bits of the reference model that enough nodes have agreed on, in all runs."""
     stop: r.StopRequested | None = None
     restarts: tuple[Restart, ...] = ()
     """Of this run, oldest first."""

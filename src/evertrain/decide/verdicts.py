@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from evertrain.decide import answering, closing, incidents, rollback
+from evertrain.decide import answering, closing, incidents, inspection, rollback
 from evertrain.decide.applying import apply, fold
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
@@ -28,7 +28,7 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
     if incident is None or incident.decided is not None or state.closing or not state.policy:
         return []
     if incident.decisions:
-        return _waiting(state, incident, config, now)
+        return _waiting(state, picture, incident, config, now)
     attempt = state.attempt
     if attempt is None or attempt.number != incident.opened.attempt:
         return []
@@ -68,7 +68,7 @@ def _failed(
     )
 
 
-def _waiting(state: JobState, incident: Incident, config: Config, now: float) -> list[AnyRecord]:
+def _waiting(state: JobState, picture: Picture, incident: Incident, config: Config, now: float) -> list[AnyRecord]:
     """Nodes that are ready now; a wait that is over; an answer that has not come in time."""
     last = incident.decisions[-1]
     if (wait := incident.wait) is not None:
@@ -76,6 +76,9 @@ def _waiting(state: JobState, incident: Incident, config: Config, now: float) ->
     asked = next((action for action in last.actions if type(action) in _RUNGS), None)
     if isinstance(asked, d.RollBack):
         return _roll_back(state, incident, now)
+    if isinstance(asked, d.Inspect) and config.diagnose.enabled:
+        found = inspection.look(state, picture, incident, asked, last.time, config.diagnose, now)
+        return answering.answer(state, found, incident.number) if isinstance(found, d.Answered) else found
     if asked is None or now - state.since(last.time) > config.ladder.inspect_limit_s:
         rung = _RUNGS[type(asked)] if asked is not None else "inspect"
         silent = d.Answered(time=now, incident=incident.number, rung=rung, outcome="not_available")

@@ -13,40 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evertrain.model.diagnosis import Entry as Entry
+from evertrain.model.diagnosis import Run as Run
+from evertrain.model.diagnosis import Setting as Setting
 from evertrain.model.words import counted
 
 FEWEST = 2
 """Nodes that must agree to be a majority."""
 FEWEST_TO_STORE = 3
-
-
-class Setting(Struct, frozen=True, kw_only=True):
-    """What the bits may depend on, other than on the health of the machine."""
-
-    device: str
-    """Model of the GPU, or of the CPU."""
-    capability: str = ""
-    """Vector instructions that the CPU's kernels use, or compute capability."""
-    threads: int = 1
-    versions: str = ""
-    """Of torch and the libraries that it computes with."""
-    model: str = ""
-    """Kind, sizes, number type and layout of what was run."""
-
-
-class Entry(Struct, frozen=True, array_like=True):
-    """The hash of one intermediate result on one rank."""
-
-    at: int
-    """In the order of computation; what has the same number is computed at the same time."""
-    place: str
-    """`forward layer 2 attention`."""
-    rank: int
-    """Within the node."""
-    digest: str
-
-
-Run = tuple[Entry, ...]
 
 
 class RankRuns(Struct, frozen=True, kw_only=True):

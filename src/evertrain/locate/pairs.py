@@ -88,9 +88,9 @@ def pairings(nodes: Sequence[str]) -> tuple[tuple[Pair, ...], ...]:
     return tuple(edges[0:-1:2]), tuple(edges[1::2]), (edges[-1],)
 
 
-def again(nodes: Sequence[str], results: Sequence[PairResult]) -> tuple[Pair, ...]:
+def again(nodes: Sequence[str], results: Sequence[PairResult], slow: float = SLOW) -> tuple[Pair, ...]:
     """Pairs to run next, at the same time, to tell links from nodes and slow from busy; empty: all is said."""
-    seen = _Seen(nodes, results)
+    seen = _Seen(nodes, results, slow)
     busy: set[str] = set()
     chosen: list[Pair] = []
 
@@ -111,9 +111,9 @@ def again(nodes: Sequence[str], results: Sequence[PairResult]) -> tuple[Pair, ..
     return tuple(chosen)
 
 
-def judge(nodes: Sequence[str], results: Sequence[PairResult]) -> PairVerdict:
-    """What all results together say."""
-    seen = _Seen(nodes, results)
+def judge(nodes: Sequence[str], results: Sequence[PairResult], slow: float = SLOW) -> PairVerdict:
+    """What all results together say; with `slow` 0 no rate is bad, only what came wrong or not at all."""
+    seen = _Seen(nodes, results, slow)
     guilty = seen.guilty
     links = tuple(pair for pair in seen.bad if set(pair) <= seen.well)
     evidence = [f"{pair[0]} and {pair[1]}: {seen.bad[pair]}" for pair in seen.bad]
@@ -132,7 +132,8 @@ def judge(nodes: Sequence[str], results: Sequence[PairResult]) -> PairVerdict:
 class _Seen:
     """The results, by pair."""
 
-    def __init__(self, nodes: Sequence[str], results: Sequence[PairResult]) -> None:
+    def __init__(self, nodes: Sequence[str], results: Sequence[PairResult], slow: float) -> None:
+        self._slow = slow
         self.pairs: dict[frozenset[str], list[PairResult]] = {}
         for result in results:
             self.pairs.setdefault(frozenset(result.pair), []).append(result)
@@ -174,7 +175,7 @@ class _Seen:
         best = _best(known)
         if failures and best is None:
             return failures[0]
-        if best is not None and self.reference is not None and best < SLOW * self.reference:
+        if best is not None and self.reference is not None and best < self._slow * self.reference:
             share = f"{best / self.reference:.0%} of the fleet's median of {self.reference / 1e6:.1f}"
             return f"{best / 1e6:.1f} MB/s, {share}"
         return ""

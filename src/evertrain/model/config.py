@@ -238,6 +238,17 @@ class MetricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The same for the gradient norm."""
 
 
+class DiagnoseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tests of stopped nodes, when an attempt has failed and nobody knows why."""
+
+    enabled: bool = True
+    """Whether there are any; else the ladder goes on without them."""
+    budget_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 120.0
+    """So long may all tests together keep the job from its next start."""
+    kind: Literal["auto", "dense", "moe"] = "auto"
+    """Of the reference model that all nodes compute: `moe` where the mesh of the job has `ep`."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole tree."""
 
@@ -252,3 +263,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ladder: LadderConfig = LadderConfig()
     code: CodeConfig = CodeConfig()
     metrics: MetricConfig = MetricConfig()
+    diagnose: DiagnoseConfig = DiagnoseConfig()

@@ -14,6 +14,7 @@ from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.clocks import Clock
 from evertrain.model.code import ChangeKind, Diff, Version
 from evertrain.model.decisions import ActionName, AnyAction, AnyEvent, Policy
+from evertrain.model.diagnosis import StageAsked, StageDone
 from evertrain.model.record import Record as Record
 from evertrain.model.report import Difference, Identity, RankError
 from evertrain.model.spec import Seats
@@ -438,6 +439,8 @@ AnyRecord = (
     | HangCleared
     | CaptureAsked
     | HangLocated
+    | StageAsked
+    | StageDone
     | StopRequested
     | RestartRequested
     | VersionKept

@@ -27,6 +27,7 @@ from evertrain.model.copies import (
     UploadOrder,
     UploadReport,
 )
+from evertrain.model.diagnosis import Inspected, InspectOrder
 from evertrain.model.sensing import SensorState, Sign
 from evertrain.model.stacks import CaptureOrder
 
@@ -256,6 +257,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Which process of an attempt that is over is still on a GPU: until it has gone no other attempt may start here."""
     captured: int = 0
     """Number of the newest capture that is over here."""
+    inspected: Inspected | None = None
+    """The newest test that is over here, for as long as tests are asked for."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -368,3 +371,5 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     them yet (all numbers but the local ones, addresses, what to resume) is empty here."""
     capture: CaptureOrder | None = None
     """Look at the processes now; None: nothing is asked."""
+    inspect: InspectOrder | None = None
+    """Test this machine now; None: a test that runs is ended."""

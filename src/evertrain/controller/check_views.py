@@ -1,0 +1,38 @@
+"""What have the tests of stopped nodes brought? Every test of an incident, with all its numbers, as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from evertrain.decide.state import Incident, JobState, Stage
+from evertrain.model.words import counted
+
+
+def checks(incident: Incident) -> list[dict[str, Any]]:
+    """In the order in which they ran."""
+    return [_check(one) for one in incident.stages]
+
+
+def under_way(state: JobState, now: float) -> str:
+    """What the next start waits for, while stopped nodes are tested; empty: they are not."""
+    incident = state.incident
+    if incident is None or incident.decided is not None or not incident.stages or state.closing:
+        return ""
+    first, newest = incident.stages[0].asked, incident.stages[-1].asked
+    nodes = counted(len(newest.nodes), "node")
+    return f"the start waits {now - first.time:.0f} s for tests of {nodes} so far: {newest.name}"
+
+
+def _check(stage: Stage) -> dict[str, Any]:
+    asked, done = stage.asked, stage.done
+    return {
+        "name": asked.name,
+        "again": asked.again,
+        "groups": [list(group) for group in asked.groups],
+        "seconds": round(done.time - asked.time, 3) if done is not None else None,
+        "accused": dict(done.accused) if done is not None else {},
+        "notes": list(done.notes) if done is not None else [],
+        "results": msgspec.to_builtins(done.results) if done is not None else {},
+    }

@@ -437,3 +437,12 @@ def test_large_jobs(mesh: str, ranks_per_node: int, shards_per_rank: int, limit_
     assert time.process_time() - began < limit_s
     assert made.over_bound == ()
     assert len(made.exposed) == (len(shards) if mesh.startswith("dp") else 0)
+
+
+def test_exchanges_among_three_nodes_are_found() -> None:
+    """Node 2 has room for two of the four that are safe there alone; which two decides whether 6 is safe."""
+    node_of = {**dict.fromkeys((0, 1, 2), "node-0"), **dict.fromkeys((3, 4, 5), "node-1"), 6: "node-2"}
+    shards = [Shard(f"{at}", (owner,), 10) for at, owner in enumerate((0, 0, 3, 3, 6))]
+    made = plan(shards, node_of, ((4, 6), (0, 1, 2, 3)))
+    assert sum(not backup.lost_with for backup in made.backups) == 3
+    assert made.over_bound == ()

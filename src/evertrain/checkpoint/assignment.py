@@ -20,6 +20,8 @@ ANY: Cost = (inf, inf)
 _ROOM_LEVELS = 32
 _SEARCHED_PIECES = 64
 _SEARCHED_STATES = 20_000
+_CIRCLED_NODES = 64
+"""With more of them a second is not enough to look for exchanges among several that save one a step."""
 _REPAIR_VISITS = 1_000_000
 """A second or two: beyond it, pieces that fit nowhere directly take a worse tier without a search for room."""
 
@@ -152,6 +154,55 @@ class _Table:
             self._bind(index, self.pieces[index].cost_of(node))
         for index, _ in placed:
             self._take_back(index)
+        if self._nodes <= _CIRCLED_NODES and len({piece.bytes for piece in self.pieces}) == 1:
+            while circle := self._cheaper_circle():
+                for index, node in circle:
+                    self._take(index)
+                    self.put(index, node)
+                    self._bind(index, self.pieces[index].cost_of(node))
+
+    def _cheaper_circle(self) -> list[tuple[int, int]]:
+        """Pieces that each go where the next one leaves, or where there is room, and cost less in all; empty: none do.
+
+        A circle of negative length in the graph of nodes (Bellman-Ford). Pieces are of one size, so loads stay.
+        """
+        room = self._nodes
+        leaves: dict[tuple[int, int], tuple[Cost, int]] = {}
+        for index, node in enumerate(self.place):
+            if node is None:
+                continue
+            now = self.pieces[index].cost_of(node)
+            leaves[room, node] = ((0, 0), -1)
+            for cost, members in self.pieces[index].tiers:
+                more = (cost[0] - now[0], cost[1] - now[1])
+                for other in _around(members & ~(1 << node), 0):
+                    if (node, other) not in leaves or more < leaves[node, other][0]:
+                        leaves[node, other] = (more, index)
+        for node in range(self._nodes):
+            if self._load[node] + self._largest <= self._bound:
+                leaves[node, room] = ((0, 0), -1)
+
+        length: list[Cost] = [(0, 0)] * (room + 1)
+        before = [-1] * (room + 1)
+        last = -1
+        for _ in range(room + 1):
+            last = -1
+            for (start, end), (more, _) in leaves.items():
+                longer = (length[start][0] + more[0], length[start][1] + more[1])
+                if longer < length[end]:
+                    length[end], before[end], last = longer, start, end
+            if last < 0:
+                return []
+        for _ in range(room + 1):  # back into the circle
+            last = before[last]
+        circle, end = [], last
+        while True:
+            start = before[end]
+            if (index := leaves[start, end][1]) >= 0:
+                circle.append((index, end))
+            if start == last:
+                return circle
+            end = start
 
     def _take_back(self, index: int) -> None:
         cost = self._cost[index]

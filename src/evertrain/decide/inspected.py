@@ -62,8 +62,8 @@ def alone(asked: StageAsked, results: Results, first: Results, golden: Mapping[S
     accused = {node: f"{node}: {asked.name}: {one.because}" for node, one in results.items() if one.outcome == "failed"}
     tested = [one for one in {**first, **results}.values() if one.outcome not in _SAID_NOTHING]
     if len(accused) == len(tested) > 1:
-        one, *_ = accused.values()
-        return Judged(notes=(f"{asked.name}: fails on all {len(tested)} nodes, so it is the test; {one}",))
+        line = next(iter(accused.values()))
+        return Judged(notes=(f"{asked.name}: fails on all {len(tested)} nodes, so it is the test; {line}",))
     if asked.again:
         for node, one in results.items():
             if one.outcome in _NO_END:

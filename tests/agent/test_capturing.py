@@ -261,6 +261,11 @@ async def test_what_recorders_hold_is_sent_as_it_is_where_that_is_wanted(
     (sent,) = world.dumps
     assert sent.node == "gpu02" and {rank: gzip.decompress(one) for rank, one in sent.dumps.items()} == {4: raw}
     assert [one.rank for one in world.came[1].recordings] == [4]
+    raw = b"no dump"
+    world.ask(3, dumps=True)
+    await until(lambda: world.capturing.captured == 3, "it is over")
+    assert world.dumps[-1].dumps == {}, "it would spoil the export of all others"
+    assert any("rank 4: no flight recorder" in line for line in world.came[2].blind)
 
 
 def test_groups_of_a_rank_that_has_written_none(tmp_path: Path) -> None:

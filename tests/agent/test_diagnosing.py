@@ -142,3 +142,25 @@ def test_what_is_no_longer_wanted_is_ended_in_the_middle(tmp_path: Path) -> None
         assert found.outcome == "passed", "and the next one finds another process"
 
     on_a_node(tmp_path, test)
+
+
+def test_what_a_test_has_started_ends_with_it(tmp_path: Path) -> None:
+    program = tmp_path / "dcgmi"
+    told = tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\necho $$ > {told}.new; mv {told}.new {told}\nexec sleep 600\n")
+    program.chmod(0o700)
+
+    async def test(node: Node) -> None:
+        order = InspectOrder(number=1, ranks=1, program="vendor", parameters={"dcgmi": str(program)}, budget_s=60.0)
+        node.order(order)
+        async with asyncio.timeout(LIMIT_S):
+            while not told.exists():
+                await asyncio.sleep(0.01)
+        pid = int(told.read_text())
+        assert processes.identify(pid)
+        await node.diagnosing.close()
+        async with asyncio.timeout(LIMIT_S):
+            while processes.identify(pid):
+                await asyncio.sleep(0.01)
+
+    on_a_node(tmp_path, test)

@@ -169,13 +169,23 @@ def test_who_fails_to_end_a_test_twice_where_others_do_is_accused(outcome: str) 
     assert answer(world).evidence == (f"node-3: compute {outcome} twice, 3 of 4 nodes passed: rank 0 is {outcome}",)
 
 
+def test_who_is_late_is_not_tested_again_with_less_time_than_it_had() -> None:
+    fleet = Fleet(vendor=("node-0", "no end"), compute=("node-3", "late"))
+    world = not_finite(fleet, standby=1, budget_s=100.0)
+    through(world)
+    first = incident(world).stages[1].asked
+    assert first.name == "compute" and first.budget_s <= 10.0, "the first test has taken nearly all of the time"
+    assert stages(world).count("compute") == 1
+    assert answer(world).nodes == ()
+
+
 def test_who_was_only_held_up_is_not_accused() -> None:
     world = not_finite(Fleet(compute=("node-3", "late once")), standby=1)
     through(world)
     assert (answer(world).outcome, stages(world)[:4]) == ("clean", [ALL[0], "compute", "compute", ALIGNMENT])
 
 
-@pytest.mark.parametrize("outcome", ["late", "crashed", "absent", "other bits"])
+@pytest.mark.parametrize("outcome", ["late", "crashed", "absent", "other bits", "failed"])
 def test_where_all_are_odd_it_is_the_test(outcome: str) -> None:
     world = not_finite(Fleet(compute=("all", outcome), alignment=("all", outcome)), standby=1)
     through(world)

@@ -453,6 +453,18 @@ def test_a_hang_that_no_machine_causes_never_evicts(category: str) -> None:
         job.restarts()
 
 
+@pytest.mark.parametrize("category", ["storage", "hang_dataloader", "user_code"])
+def test_a_hang_that_no_machine_causes_counts_against_nobody_later(category: str) -> None:
+    job = Job(standby=1)
+    hang(job, "node-1", category=category)
+    job.restarts()
+    job.is_proven()
+    assert names(hang(job, "node-1")) == ["Restart"], "of all that a machine may have caused it is the first"
+    job.restarts()
+    job.is_proven()
+    assert names(hang(job, "node-1")) == ["Evict"]
+
+
 def test_a_hang_that_names_nobody_never_evicts() -> None:
     job = Job(standby=1)
     for _ in range(3):

@@ -73,6 +73,14 @@ def test_a_rank_that_raises_or_dies_spoils_its_own_test_only(fleet: Fleet, tmp_p
     assert node.test("compute", size=32, dtypes=["float32"]).outcome == "passed"
 
 
+def test_without_a_scratch_folder_nothing_is_tested_and_the_process_lives(fleet: Fleet, tmp_path: Path) -> None:
+    node = fleet.node("a", folder=str(tmp_path / "gone"))
+    done = node.test("compute", size=32, dtypes=["float32"])
+    assert done.outcome == "absent" and done.because.startswith(f"no scratch folder in {tmp_path / 'gone'}: No such")
+    (tmp_path / "gone").mkdir()
+    assert node.test("compute", size=32, dtypes=["float32"]).outcome == "passed"
+
+
 def test_a_rank_over_the_budget_is_killed_with_all_that_it_started(fleet: Fleet, tmp_path: Path) -> None:
     node = fleet.node("a")
     # stopped, it cannot watch the time itself

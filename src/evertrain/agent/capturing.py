@@ -232,13 +232,13 @@ class _Looking:
     def _fetch(self, rank: int, socket: Path) -> None:
         try:
             raw = recorder_dumps.fetch_raw(socket, _RECORDER_S)
-            if self._order.dumps:
-                self.dumps[rank] = raw
             found = recorder.read(raw, rank, time.time())
         except (OSError, ValueError) as error:
             self.blind.append(f"rank {rank}: no flight recorder: {' '.join(str(error).split())[:200]}")
         else:
             self.recordings |= found.ranks
+            if self._order.dumps:  # one that is none would spoil the export of all
+                self.dumps[rank] = raw
 
 
 def _compressed(node: str, dumps: Mapping[int, bytes]) -> RecorderDumps:

@@ -31,6 +31,8 @@ START_S = 60.0
 """For an interpreter to come up with torch."""
 BESIDE_S = 5.0
 """Beyond its budget: a test that is late is ended and told of by its own server, which is given so long for it."""
+END_S = 1.0
+"""For its server to end by itself, once nothing more is asked; while it still imports torch it does not listen."""
 _NICE = 5
 _LINE_BYTES = 64 << 20
 
@@ -127,6 +129,9 @@ class Server:
         """End it and what it has started; a process inside a dead driver is left behind."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+        with suppress(TimeoutError):
+            # it ends what its ranks have started, which would outlive them
+            await asyncio.wait_for(self._process.wait(), END_S)
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # its ranks end with it

@@ -47,8 +47,6 @@ that a job should sit out."""
 LONGEST_HOLD_S = 600.0
 
 _RUNG_NAMES: dict[Rung, str] = {"inspect": "stop-time checks", "roll_back": "roll-back", "replay": "replay"}
-_NO_HARDWARE = frozenset({"data", "storage", "hang_dataloader", "user_code", "user_config", "framework_bug"})
-"""A hang for one of these reasons never costs a node its place."""
 _DECLARE = '; if it comes back at the same step, declare what takes so long: `with evertrain.phase("…"):`'
 
 
@@ -142,7 +140,7 @@ def hang(state: JobState, event: AttemptFailed, policy: Policy, idle: int) -> tu
     if named and policy.hang_policy == "paper":
         reason = f"{'the group of those ' if event.is_group else ''}named in a hang (hang.policy: paper)"
         return _if_replaceable(state, event, policy, named, reason, group=event.is_group)
-    if not named or event.category in _NO_HARDWARE:
+    if not named or event.category in memory.NO_HARDWARE:
         return (Restart(because=f"{_what(event)}: restart in place{_DECLARE}"),)
     if event.is_group:
         return _if_replaceable(state, event, policy, named, "one of this group hangs, nothing says which", group=True)

@@ -60,6 +60,10 @@ def doubtful(asked: StageAsked, results: Results) -> tuple[str, ...]:
 def alone(asked: StageAsked, results: Results, first: Results, golden: Mapping[Setting, Run]) -> Judged:
     """What a test says that each node has run by itself; `first`: of the first time, where this is the second."""
     accused = {node: f"{node}: {asked.name}: {one.because}" for node, one in results.items() if one.outcome == "failed"}
+    tested = [one for one in {**first, **results}.values() if one.outcome not in _SAID_NOTHING]
+    if len(accused) == len(tested) > 1:
+        line = next(iter(accused.values()))
+        return Judged(notes=(f"{asked.name}: fails on all {len(tested)} nodes, so it is the test; {line}",))
     if asked.again:
         for node, one in results.items():
             if one.outcome in _NO_END:

@@ -173,7 +173,9 @@ def _next(
     newest = stages[-1] if stages else None
     if newest is not None and newest.done is not None:
         test = _test_of(newest.asked)
-        if again := inspected.doubtful(newest.asked, newest.done.results):
+        # a second time with less time than the first would accuse whoever is merely slow
+        is_time = left_s >= newest.asked.budget_s
+        if is_time and (again := inspected.doubtful(newest.asked, newest.done.results)):
             return stage(test, [(node,) for node in again], newest.asked.parameters, again=True)
         if test.pairs and (groups := _following_round(stages, newest.asked)):
             return stage(test, groups, newest.asked.parameters)

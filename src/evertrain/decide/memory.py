@@ -72,6 +72,10 @@ class Blocked(msgspec.Struct, frozen=True, kw_only=True):
     """The user took it out: it stays out until allowed."""
 
 
+NO_HARDWARE = frozenset({"data", "storage", "hang_dataloader", "user_code", "user_config", "framework_bug"})
+"""A hang for one of these reasons never costs a node its place, nor does it count against the node later."""
+
+
 class Past(msgspec.Struct, frozen=True, kw_only=True):
     """A failure that may come again."""
 
@@ -190,12 +194,13 @@ def _faulty(memory: Memory, fault: NodeFault) -> Memory:
 
 
 def _failed(memory: Memory, event: AttemptFailed) -> Memory:
+    is_software = event.source == "hang" and event.category in NO_HARDWARE
     past = Past(
         time=event.time,
         incident=event.incident,
         signature=signature(event),
-        # of a whole group nobody was named
-        nodes=() if event.is_group else event.nodes,
+        # of a whole group nobody was named, and a program that hangs is nothing that a machine has done before
+        nodes=() if event.is_group or is_software else event.nodes,
         source=event.source,
         is_damage=event.is_damage,
     )

@@ -26,7 +26,7 @@ Outcomes, the first that holds:
     failed    a reading is not ok: this is evidence against the node
     late      the budget was over, and the ranks were killed; `because` names those that had not finished
     crashed   a rank died or raised; `because` has the last line
-    absent    there is nothing to test here (no dcgmi, no second rank)
+    absent    there is nothing to test here (no dcgmi that works, no second rank, no scratch folder)
     passed    all readings are there, and none is not ok
 
     program    parameters (defaults)                        readings

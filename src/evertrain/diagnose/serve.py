@@ -123,7 +123,10 @@ class _Trial:
             known = list(inspect.signature(program.run).parameters)[1:]
             return "refused", f"{name} takes {', '.join(known)}: {error}"
         budget_s = float(self._test.get("budget_s") or BUDGET_S)
-        scratch = tempfile.mkdtemp(prefix="evertrain-test-", dir=self._given["folder"])
+        try:
+            scratch = tempfile.mkdtemp(prefix="evertrain-test-", dir=self._given["folder"])
+        except OSError as error:  # a full disk: nothing can be tested, and nothing was
+            return "absent", f"no scratch folder in {self._given['folder']}: {error.strerror or error}"
         try:
             late = self._watch(program, parameters, budget_s, scratch)
         finally:

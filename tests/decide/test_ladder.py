@@ -494,6 +494,7 @@ def test_one_group_in_the_window_is_beyond_the_budget_a_second_is_not() -> None:
 
 def test_the_papers_rule_evicts_whom_a_hang_names() -> None:
     job = Job(standby=1, policy=ladder.policy_of(Config(hang=HangConfig(policy="paper"))))
+    assert names(hang(job, "node-1", category="hang_dataloader")) == ["Restart"], "no machine's fault"
     (action,) = hang(job, "node-1")
     assert isinstance(action, Evict) and "hang.policy: paper" in action.because
     job.restarts()

@@ -37,6 +37,8 @@ _SERIES_AGAIN_S = 600.0
 """From the begin of one series to the next, in one attempt."""
 MOST_DUMPS = 512
 """Ranks of a job whose recorders' dumps are kept when it hangs: each is some ten thousand bytes."""
+_NAMED = 0.5
+"""What a capture says less certainly than this is soon outweighed."""
 _SURE = 0.8
 """Ranks that a first capture blames so certainly may be looked at more closely."""
 
@@ -183,9 +185,13 @@ def _since_suspicion(state: JobState, attempt: Attempt) -> list[Capture]:
 
 
 def found(state: JobState, attempt: Attempt) -> HangLocated | None:
-    """What the newest capture of the hang that is suspected has shown."""
-    mine = _since_suspicion(state, attempt)
-    return next((one.located for one in reversed(mine) if one.located is not None), None)
+    """What the captures of the hang that is suspected have shown: the newest, unless it could not tell what one before
+    it could, because the node of the culprit has sent nothing in time."""
+    shown = [one.located for one in _since_suspicion(state, attempt) if one.located is not None]
+    named = [one for one in shown if one.located.ranks and one.located.confidence >= _NAMED]
+    if shown and shown[-1].located.kind == "unknown" and named:
+        return named[-1]
+    return shown[-1] if shown else None
 
 
 def is_awaited(state: JobState, attempt: Attempt, hang: Hang, due_s: float, now: float) -> bool:

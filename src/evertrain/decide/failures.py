@@ -137,11 +137,11 @@ def hang(state: JobState, event: AttemptFailed, policy: Policy, idle: int) -> tu
     if idle > 1 and _can_roll_back(state, policy, event.time, event):
         return (_roll_back(state, _what(event)),)
     named = eviction.still_active(state, event.nodes)
-    if named and policy.hang_policy == "paper":
-        reason = f"{'the group of those ' if event.is_group else ''}named in a hang (hang.policy: paper)"
-        return _if_replaceable(state, event, policy, named, reason, group=event.is_group)
     if not named or event.category in memory.NO_HARDWARE:
         return (Restart(because=f"{_what(event)}: restart in place{_DECLARE}"),)
+    if policy.hang_policy == "paper":
+        reason = f"{'the group of those ' if event.is_group else ''}named in a hang (hang.policy: paper)"
+        return _if_replaceable(state, event, policy, named, reason, group=event.is_group)
     if event.is_group:
         return _if_replaceable(state, event, policy, named, "one of this group hangs, nothing says which", group=True)
     reasons = {node: reason for node in named if (reason := _against(state, event, policy, node))}

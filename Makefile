@@ -40,8 +40,8 @@ types: install ## mypy, strict
 unit: install ## tests without a real job
 	$(PYTEST) tests --ignore tests/system -m 'not matrix' $(AGAIN) -n auto --maxprocesses 4
 
-system: install ## tests that start real jobs; a sample of each matrix. They mostly wait, so two run beside each other
-	$(PYTEST) tests/system -m 'not matrix' $(AGAIN) -n 2 --dist loadfile
+system: install ## tests that start real jobs; a sample of each matrix
+	$(PYTEST) tests/system -m 'not matrix' $(AGAIN)
 
 test: lint types unit system ## all of the above: what must hold before a change lands
 

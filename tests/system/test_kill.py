@@ -13,7 +13,7 @@ from support.training import RANKS, digest
 PHASES = ("start", "init", "step", "save", "evaluate", "exit")
 WAYS = ("drill", "outside")
 """By `--inject`, or by a real `kill -9` while the script is held in the phase."""
-OTHER_STARTS_SAMPLE = [("parked", "step", 1, "outside"), ("spawn", "save", 2, "drill")]
+OTHER_STARTS_SAMPLE = [("parked", "step", 1, "outside")]
 IN_STEP = {"step": 6, "save": 6}
 """Steps at which these phases are hit; the others come once, or are hit the first time."""
 

@@ -29,7 +29,7 @@ hang:
   busy_limit_s: 60
   start_limit_s: 120
 """
-SAMPLE = ("loader", "skipped", "deadlock", "held")
+SAMPLE = ("loader", "skipped", "held")
 """Looked at by the ordinary suite; the others, and all of them by the default limits, are the matrix."""
 RANK, STEP = 5, 3
 """Of the second stage, which begins a step by receiving; those of the first begin it by gathering parameters."""

@@ -55,7 +55,7 @@ def line(one: Standing) -> str:
         case "stopped":
             return f"{one.who} is stopped (SIGSTOP, or a debugger), {where}"
         case "uninterruptible":
-            return f"{one.who} sleeps in the kernel and heeds no signal{_kernel(one.position)}, {where}"
+            return f"{one.who} sleeps in the kernel and heeds no signal (state D){_kernel(one.position)}, {where}"
         case "ended":
             return f"{one.who} has ended"
         case "held" if one.position is not None and one.position.is_held:

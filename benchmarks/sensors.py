@@ -39,15 +39,25 @@ sys.path.append(str(ROOT / "tests"))  # what plays GPUs and dead disks for the t
 
 from support import nvml
 
-BOUNDS = {"kernel": 2.0, "xid": 10.0, "gpu_lost": 10.0, "remap": 10.0, "nic_down": 30.0, "packet_loss": 30.0}
+BOUNDS = {
+    "kernel": 2.0,
+    "xid": 10.0,
+    "gpu_lost": 10.0,
+    "remap": 10.0,
+    "nic_down": 30.0,
+    "packet_loss": 30.0,
+    "tcp_resends": 30.0,
+}
 COST_BOUND = 1.0
 GPUS, NODE = 8, "node"
-ADDRESS, PORT = "10.79.0.1", 29479
+ADDRESS, PORT, STREAM_PORT = "10.79.0.1", 29479, 7479
 INSIDE = "EVERTRAIN_BENCHMARK_INSIDE"
 """Set where the network and the mounts are this benchmark's own."""
 START_LIMIT_S, SIGNAL_LIMIT_S, SETTLE_S = 120.0, 60.0, 12.0
 UNDER_WAY_S = 25.0
 """So long all sensors have looked and steps were done before the first fault: a job that is under way."""
+FORGOTTEN_S = 70.0
+"""So long after a loss in the fabric the next one is an event of its own."""
 QUEUE = 97
 """Packets that fit into a tap before it drops some."""
 
@@ -361,7 +371,59 @@ def network_ways(job: Job, taps: list[Tap], runs: int) -> list[tuple[str, Callab
             over.set()
             thread.join()
 
-    return [("nic_down", unplug)] * runs + [("packet_loss", lose)] * min(runs, len(taps))
+    def lose_on_the_way(number: int) -> float:
+        """Three in a hundred of what arrives for one TCP connection, at random; its sender sees them missing."""
+        if number:
+            time.sleep(FORGOTTEN_S)
+
+        def begin() -> float:
+            now = at_random(5.0)
+            nft("table inet t { chain c { type filter hook input priority 0; "
+                f"tcp dport {STREAM_PORT} numgen random mod 100 < 3 drop; }}; }}")  # fmt: skip
+            return now
+
+        with stream():
+            try:
+                return job.seconds_to_signal(begin, "tcp:resends")
+            finally:
+                nft("flush ruleset")
+
+    ways = [("nic_down", unplug)] * runs + [("packet_loss", lose)] * min(runs, len(taps))
+    return ways + [("tcp_resends", lose_on_the_way)] * (min(runs, 3) if shutil.which("nft") else 0)
+
+
+def nft(rules: str) -> None:
+    subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True, capture_output=True, timeout=10)
+
+
+@contextmanager
+def stream() -> Iterator[None]:
+    """Some hundred segments a second of TCP."""
+    over = threading.Event()
+    with socket.create_server((ADDRESS, STREAM_PORT)) as server:
+        sender = socket.create_connection((ADDRESS, STREAM_PORT))
+        receiver, _ = server.accept()
+
+        def read() -> None:
+            while receiver.recv(1 << 16):
+                pass
+
+        def send() -> None:
+            sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while not over.wait(0.001):
+                sender.sendall(b"x" * 100)
+
+        threads = [threading.Thread(target=one, daemon=True) for one in (read, send)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            threads[1].join(30)
+            sender.close()
+            threads[0].join(30)
+            receiver.close()
 
 
 @contextmanager

@@ -28,7 +28,11 @@ class Told:
 
 
 def test_each_reading_is_handed_on_once() -> None:
-    gpu, network, dcgm = GpuSensor(lambda *_: ()), NetworkSensor(lambda *_: (), address="10.0.0.1"), DcgmSensor()
+    gpu, network, dcgm = (
+        GpuSensor(lambda *_: ()),
+        NetworkSensor(lambda *_: (), lambda *_: (), address="10.0.0.1"),
+        DcgmSensor(),
+    )
     told = Told()
     machine = Machine([gpu, network, dcgm], told)  # type: ignore[arg-type]
     machine.look(0.0)

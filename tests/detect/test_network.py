@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from evertrain.detect.network import Ports
+from evertrain.detect.network import Ports, Resends
 from evertrain.detect.readings import grade
 from evertrain.model.sensing import PortReading, Sign
 
@@ -179,3 +179,24 @@ def test_everything_is_noticed_within_half_a_minute() -> None:
     began = node.now
     while not node.grow(received_packets=400, dropped=12):
         assert node.now - began < 30.0
+
+
+def test_segments_that_are_sent_again_are_one_event_until_it_is_over() -> None:
+    tcp = Resends()
+    assert tcp.judge(0, 0, 0.0) == ()
+    assert tcp.judge(900, 90, 5.0) == (), "too few to tell"
+    (sign,) = tcp.judge(2_000, 120, 10.0)
+    assert (sign.kind, sign.time) == ("tcp_resends", 0.0)
+    assert "120 of 2,000 segments again within 10 s (6.0%" in sign.evidence
+    assert tcp.judge(3_000, 150, 15.0) == (sign,)
+    assert tcp.judge(3_000_000, 160, 20.0) == (), "a busy node sends a few again"
+    assert tcp.judge(10, 0, 25.0) == (), "counters of a machine that was started again"
+    assert tcp.judge(5_010, 49, 30.0) == ()
+
+
+def test_segments_of_more_than_a_minute_ago_are_forgotten() -> None:
+    tcp = Resends()
+    for look in range(4):
+        signs = tcp.judge(1_000 * look, 30 * look, 5.0 * look)
+    assert len(signs) == 1
+    assert tcp.judge(3_000, 90, 90.0) == ()

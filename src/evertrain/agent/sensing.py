@@ -260,10 +260,10 @@ def sensors_here(folder: str) -> list[Sensor]:
 
 
 def _network(spec: AgentSpec) -> Sensor:
-    from evertrain.detect.network import Ports
+    from evertrain.detect.network import Ports, Resends
     from evertrain.observe.sensors.network import NetworkSensor
 
-    return NetworkSensor(Ports().judge, address=spec.address)
+    return NetworkSensor(Ports().judge, Resends().judge, address=spec.address)
 
 
 def _host(spec: AgentSpec) -> Sensor:

@@ -3,7 +3,9 @@
     nic_down      no carrier in two looks one after the other
     link_flap     the carrier has changed three times or more within a minute
     packet_loss   more than one packet in a thousand was lost within a minute, of at least a thousand
+    tcp_resends   TCP had to send more than one segment in a hundred again within a minute, of at least a thousand
 
+What is lost in the fabric shows in no counter of a port, and in TCP's on whoever sends: it is told, and accuses nobody.
 Counters that have become smaller were reset or have wrapped: what lies between two such looks says nothing.
 """
 
@@ -14,6 +16,9 @@ from collections.abc import Sequence
 
 from evertrain.model.sensing import PortReading, Sign
 
+RESENT_FRACTION = 0.01
+"""A machine that has other work to do answers late, and some segments are sent again for nothing."""
+LEAST_SEGMENTS, LEAST_RESENT = 1_000, 50
 WINDOW_S = 60.0
 DOWN_LOOKS = 2
 FLAPS = 3
@@ -40,6 +45,38 @@ class Ports:
             port = self._ports.setdefault(reading.name, _Port(reading.name))
             signs += port.judge(reading, now)
         return tuple(signs)
+
+
+class Resends:
+    """What TCP of one node had to send twice, to whomever."""
+
+    def __init__(self) -> None:
+        self._before: tuple[int, int, float] | None = None
+        self._sent: deque[tuple[float, int, int]] = deque()
+        """Begin of what lies between two looks, segments, those of them that were sent again."""
+        self._sign: Sign | None = None
+
+    def judge(self, sent: int, again: int, now: float) -> tuple[Sign, ...]:
+        """Counters since the machine was started; one event for as long as it goes on."""
+        before, self._before = self._before, (sent, again, now)
+        if before is not None and sent >= before[0] and again >= before[1]:
+            self._sent.append((before[2], sent - before[0], again - before[1]))
+        while self._sent and self._sent[0][0] < now - WINDOW_S:
+            self._sent.popleft()
+        segments, resent = (sum(one[index] for one in self._sent) for index in (1, 2))
+        if segments < LEAST_SEGMENTS or resent < LEAST_RESENT or resent <= RESENT_FRACTION * segments:
+            self._sign = None
+        elif self._sign is None:
+            began = self._sent[0][0]
+            what = f"TCP has sent {resent:,} of {segments:,} segments again within {now - began:.0f} s"
+            self._sign = Sign(
+                key=f"tcp:resends:{began:.0f}",
+                kind="tcp_resends",
+                evidence=f"{what} ({resent / segments:.1%}; the limit is {RESENT_FRACTION:.0%}): some way from here "
+                "to other nodes loses packets",
+                time=began,
+            )
+        return (self._sign,) if self._sign is not None else ()
 
 
 class _Port:

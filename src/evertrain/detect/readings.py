@@ -3,7 +3,7 @@
 fault      the machine is broken: nothing that waits or restarts will mend it
 network    a link misbehaves; most such troubles heal themselves
 reading    something is odd about the hardware; alone it proves nothing
-condition  the machine runs short of something: whatever fails because of it, its hardware is well
+condition  the machine runs short of something, or something outside of it troubles it: its hardware is well
 metric     training itself reports something odd: no evidence against any machine
 blind      a sensor cannot see, which neither accuses nor acquits
 """
@@ -25,7 +25,7 @@ NETWORK = frozenset({"network_alert", "nic_down", "link_flap", "packet_loss", "s
 CONDITIONS = frozenset(
     {
         "disk_full", "mount_dead", "memory_low", "descriptors_low", "clock_offset", "clock_unsynchronised",
-        "kernel_stall", "disk_warning", "gpu_occupied",
+        "kernel_stall", "disk_warning", "gpu_occupied", "tcp_resends",
     }
 )  # fmt: skip
 METRICS = frozenset(

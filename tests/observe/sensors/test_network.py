@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from evertrain.detect.network import Ports
+from evertrain.detect.network import Ports, Resends
+from evertrain.detect.readings import grade
 from evertrain.model.sensing import PortReading, Seen
 from evertrain.observe.sensors.network import NetworkSensor
 
@@ -70,6 +71,7 @@ class Machine:
     def sensor(self, address: str = "10.0.0.7", environ: Mapping[str, str] | None = None) -> NetworkSensor:
         return NetworkSensor(
             self.judge,
+            lambda *_: (),
             address=address,
             sys=self.root / "sys",
             proc=self.root / "proc",
@@ -204,14 +206,17 @@ def test_a_machine_whose_files_cannot_be_read_is_blind(machine: Machine, tmp_pat
 def test_what_tcp_had_to_repeat_is_told_and_accuses_nobody(machine: Machine) -> None:
     machine.interface("eth0", address="10.0.0.7")
     sensor = NetworkSensor(
-        Ports().judge, address="10.0.0.7", sys=machine.root / "sys", proc=machine.root / "proc", environ={},
-        addresses=lambda: machine.addresses,
+        Ports().judge, Resends().judge, address="10.0.0.7", sys=machine.root / "sys", proc=machine.root / "proc",
+        environ={}, addresses=lambda: machine.addresses,
     )  # fmt: skip
     machine.segments(1000, 0)
     sensor.look(0.0)
     machine.segments(101_000, 3_000)
     seen = sensor.look(5.0)
-    assert seen.last.endswith("TCP has sent 3.0% of 100,000 segments again") and seen.signs == ()
+    assert seen.last.endswith("TCP has sent 3.0% of 100,000 segments again")
+    (sign,) = seen.signs
+    assert sign.kind == "tcp_resends" and grade(sign.kind) == "condition"
+    assert "3,000 of 100,000 segments again within 5 s (3.0%; the limit is 1%)" in sign.evidence
 
 
 # -- real interfaces ---------------------------------------------------------------------------------------------------
@@ -219,9 +224,9 @@ def test_what_tcp_had_to_repeat_is_told_and_accuses_nobody(machine: Machine) -> 
 NAMESPACE = f"evertrain-{os.getpid()}"
 LOOKER = """
 import json, sys, time
-from evertrain.detect.network import Ports
+from evertrain.detect.network import Ports, Resends
 from evertrain.observe.sensors.network import NetworkSensor
-sensor = NetworkSensor(Ports().judge, address="10.77.0.1", environ={})
+sensor = NetworkSensor(Ports().judge, Resends().judge, address="10.77.0.1", environ={})
 for line in sys.stdin:
     began = time.thread_time()
     seen = sensor.look(float(line))
@@ -282,8 +287,16 @@ class Link:
             assert process.wait(60) == 0
             process.communicate()
 
-    def lose_three_in_a_hundred(self) -> None:
+    def lose_three_in_a_hundred(self, way: str) -> None:
         """As a bad switch would: at random, before they arrive."""
+        if way == "nft":
+            rules = "table inet t { chain c { type filter hook input priority 0; numgen random mod 100 < 3 drop; }; }"
+            if (nft := shutil.which("nft")) is None:
+                pytest.skip("no nft")
+            command = ["ip", "netns", "exec", self.far, nft, "-f", "-"]
+            if subprocess.run(command, input=rules, text=True, capture_output=True, timeout=10).returncode:
+                pytest.skip("this kernel has no nftables")
+            return
         ip_tc = ["tc", "-n", self.far]
         program = "4,32 0 0 4294963256,53 1 0 128849018,6 0 0 2,6 0 0 0"  # a random number below 3 % of 2^32: drop
         for command in (
@@ -345,16 +358,17 @@ def test_a_real_carrier_that_comes_and_goes_is_a_flap(link: Link) -> None:
     assert link.look()[0] == [["link_flap", "veth0"]]
 
 
-def test_a_busy_link_is_healthy_and_one_that_loses_in_the_fabric_shows_in_tcp_only(link: Link) -> None:
+@pytest.mark.parametrize("way", ["nft", "bpf"])
+def test_a_busy_link_is_healthy_and_one_that_loses_in_the_fabric_shows_in_tcp_only(link: Link, way: str) -> None:
     link.look()
     link.send(400)
     signs, said, *_ = link.look()
     assert signs == []
     usual = sent_again(said)  # a machine that has other work to do may be late with an answer
-    link.lose_three_in_a_hundred()
+    link.lose_three_in_a_hundred(way)
     link.send(600)
     signs, said, *_ = link.look()
-    assert signs == [], "whoever is behind it: no counter of this port says that it has lost anything"
+    assert signs == [["tcp_resends", ""]], "no counter of this port says that it has lost anything"
     assert max(0.3, usual) < sent_again(said) < 20.0
 
 
@@ -377,7 +391,7 @@ def test_a_real_interface_that_drops_three_in_a_hundred_packets_is_a_loss(link: 
 
 TAP = """
 import fcntl, json, os, socket, struct, subprocess
-from evertrain.detect.network import Ports
+from evertrain.detect.network import Ports, Resends
 from evertrain.observe.sensors.network import NetworkSensor
 try:
     tap = os.open("/dev/net/tun", os.O_RDWR)
@@ -404,7 +418,7 @@ def drain():
             pass
     except BlockingIOError:
         pass
-sensor = NetworkSensor(Ports().judge, address="10.78.0.1", environ={})
+sensor = NetworkSensor(Ports().judge, Resends().judge, address="10.78.0.1", environ={})
 drain()
 sensor.look(0.0)
 found = []
@@ -423,5 +437,5 @@ def test_a_look_costs_a_few_milliseconds_of_cpu(link: Link) -> None:
 
 
 def test_this_machine_can_be_read_whatever_it_has() -> None:
-    seen = NetworkSensor(Ports().judge, address="192.0.2.1").look(0.0)
+    seen = NetworkSensor(Ports().judge, Resends().judge, address="192.0.2.1").look(0.0)
     assert isinstance(seen, Seen) and not seen.signs and (seen.last or seen.absent) and not seen.blind

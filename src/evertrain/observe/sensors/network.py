@@ -18,6 +18,7 @@ import psutil
 from evertrain.model.sensing import PortReading, Seen, Sign
 
 Rules = Callable[[Sequence[PortReading], float], Sequence[Sign]]
+TcpRules = Callable[[int, int, float], Sequence[Sign]]
 
 _OTHERS = ("lo", "docker", "veth", "br-", "virbr", "cni", "cali", "flannel", "kube", "tunl", "dummy", "ifb")
 """Begin the names of what is no way to other machines, unless the agent's own address is there."""
@@ -36,6 +37,7 @@ class NetworkSensor:
     def __init__(
         self,
         rules: Rules,
+        tcp_rules: TcpRules,
         *,
         address: str,
         sys: Path = Path("/sys"),
@@ -44,7 +46,7 @@ class NetworkSensor:
         addresses: Callable[[], Mapping[str, Sequence[str]]] | None = None,
     ) -> None:
         """`address`: of the agent; empty: there is no job. `addresses`: by interface, those that it has."""
-        self._rules = rules
+        self._rules, self._tcp_rules = rules, tcp_rules
         self._address = address
         self._net, self._rdma, self._proc = sys / "class/net", sys / "class/infiniband", proc
         self._environ = environ
@@ -63,7 +65,11 @@ class NetworkSensor:
             self.readings = readings = tuple(self._read(name) for name in self._ports)
         except OSError as error:
             return Seen(blind=f"{error.filename or self._net} cannot be read: {error.strerror or error}")
-        return Seen(signs=tuple(self._rules(readings, now)), last=self._in_words(readings))
+        signs = [*self._rules(readings, now)]
+        before, self._segments = self._segments, self._count_segments()
+        if self._segments is not None:
+            signs += self._tcp_rules(*self._segments, now)
+        return Seen(signs=tuple(signs), last=self._in_words(readings, before))
 
     # -- which ports matter --------------------------------------------------------------------------------------------
 
@@ -170,29 +176,29 @@ class NetworkSensor:
             is_rdma=True,
         )
 
-    def _in_words(self, readings: Sequence[PortReading]) -> str:
+    def _in_words(self, readings: Sequence[PortReading], segments: tuple[int, int] | None) -> str:
+        """`segments`: of the look before."""
         words = []
         for one in readings:
             speed = f" {one.speed_mbps / 1000:g} Gb/s" if one.speed_mbps is not None and one.is_up else ""
             words.append(f"{one.name} {'up' if one.is_up else 'down'}{speed}")
-        return ", ".join((*words, *self._sent_again()))
+        if segments is not None and self._segments is not None:
+            sent, again = (now - then for now, then in zip(self._segments, segments, strict=True))
+            if sent > 0 and again >= 0:
+                words.append(f"TCP has sent {again / sent:.1%} of {sent:,} segments again")
+        return ", ".join(words)
 
-    def _sent_again(self) -> Iterator[str]:
-        """How much TCP had to repeat since the last look. Whoever is behind it: it accuses nobody."""
+    def _count_segments(self) -> tuple[int, int] | None:
+        """What TCP has sent, and sent again; None where the kernel does not say."""
         lines = [
             line.split() for line in (_text(self._proc / "net/snmp") or "").splitlines() if line.startswith("Tcp:")
         ]
         if len(lines) != 2 or len(lines[0]) != len(lines[1]):
-            return
+            return None
         table = dict(zip(lines[0], lines[1], strict=True))
         if not {"OutSegs", "RetransSegs"} <= table.keys():
-            return
-        before, self._segments = self._segments, (int(table["OutSegs"]), int(table["RetransSegs"]))
-        if before is None:
-            return
-        sent, again = self._segments[0] - before[0], self._segments[1] - before[1]
-        if sent > 0 and again >= 0:
-            yield f"TCP has sent {again / sent:.1%} of {sent:,} segments again"
+            return None
+        return int(table["OutSegs"]), int(table["RetransSegs"])
 
 
 def _own_addresses() -> dict[str, list[str]]:

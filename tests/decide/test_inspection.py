@@ -271,9 +271,13 @@ def test_a_stop_ends_the_tests() -> None:
     world = not_finite(Fleet(vendor=("node-0", "no end")))
     world.turns(3, 0.5)
     assert stages(world)
-    assert check_views.under_way(world.state, world.now).endswith("tests of 4 nodes so far: vendor diagnostics")
+    # the same words each second: the console prints a line for each that differs
+    said = check_views.under_way(world.state)
+    assert said == "the start waits for tests of 4 nodes, now vendor diagnostics"
+    world.turns(3, 0.5)
+    assert (check_views.under_way(world.state), views.job_message(world.state, world.picture(), world.now)) == (said, said)
     world.stop()
-    assert not check_views.under_way(world.state, world.now)
+    assert not check_views.under_way(world.state)
     world.turns(4, 0.5)
     assert all(node.order is not None and node.order.inspect is None for node in world.nodes.values())
     assert world.state.ended is not None

@@ -168,7 +168,7 @@ class Captures:
         try:
             await aside("captures", dump_files.write, self._run_dir, number, node, body)
         except OSError as error:
-            _log.error("recorders' dumps of %s are not kept: %s: %s", node, error.filename, error.strerror or error)
+            _log.error("recorders' dumps of %s are not kept: %s", node, error.strerror or error)
             return Refusal(507, f"there is no room for them: {error.strerror or error}")
         return None
 
@@ -205,7 +205,7 @@ class Captures:
         try:
             await aside("captures", capture_files.write, self._run_dir, kept)
         except OSError as error:
-            _log.error("capture %d is not kept: %s: %s", number, error.filename, error.strerror or error)
+            _log.error("capture %d is not kept: %s", number, error.strerror or error)
 
     async def kept(self, number: int) -> Kept | None:
         """One that is over. Raises ValueError where its file cannot be read."""

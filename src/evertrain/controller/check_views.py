@@ -15,14 +15,15 @@ def checks(incident: Incident) -> list[dict[str, Any]]:
     return [_check(one) for one in incident.stages]
 
 
-def under_way(state: JobState, now: float) -> str:
-    """What the next start waits for, while stopped nodes are tested; empty: they are not."""
+def under_way(state: JobState) -> str:
+    """What the next start waits for, while stopped nodes are tested; empty: they are not. No seconds: whoever prints
+    what has changed would print a line each second."""
     incident = state.incident
     if incident is None or incident.decided is not None or not incident.stages or state.closing:
         return ""
-    first, newest = incident.stages[0].asked, incident.stages[-1].asked
+    newest = incident.stages[-1].asked
     nodes = counted(len(newest.nodes), "node")
-    return f"the start waits {now - first.time:.0f} s for tests of {nodes} so far: {newest.name}"
+    return f"the start waits for tests of {nodes}, now {newest.name}"
 
 
 def _check(stage: Stage) -> dict[str, Any]:

@@ -309,7 +309,7 @@ def _message(state: JobState, picture: Picture, now: float) -> str:
     """The one line that matters now."""
     if state.ended is not None:
         return "; ".join(filter(None, (state.ended.message, _cry(state))))
-    if waits := joining.missing(state, picture) or check_views.under_way(state, now):
+    if waits := joining.missing(state, picture) or check_views.under_way(state):
         return waits
     waiting = state.standbys()
     unusable = {node: seen.because for node, seen in sorted(state.nodes.items()) if seen.state == "unusable"}

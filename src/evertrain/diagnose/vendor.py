@@ -6,12 +6,14 @@ A diagnostic can be a fault itself: one is known to have removed a frequency loc
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 from evertrain.diagnose.bench import Absent, Bench
+from evertrain.worker import disguise
 
 ON_EACH_RANK = False
 SETTINGS = (
@@ -25,12 +27,15 @@ def run(bench: Bench, *, level: int = 1, dcgmi: str = "dcgmi", nvidia_smi: str =
     if shutil.which(dcgmi) is None:
         raise Absent(f"no {dcgmi} on this node")
     before = settings(nvidia_smi)
+    rank = os.getpid()
     done = subprocess.run(
         [dcgmi, "diag", "-r", str(level), "-j"],
         capture_output=True,
         text=True,
         timeout=max(bench.left_s, 1.0),
         check=False,
+        # it would meet the next attempt where this process is killed together with the server that would end it
+        preexec_fn=lambda: disguise.die_with_parent(rank),
     )
     results = list(parse(done.stdout))
     if not results:

@@ -532,12 +532,12 @@ class World:
             disk = Check(name="disk", passed=not node.disk_is_dead, detail="read-only" if node.disk_is_dead else "")
             node.self_check = SelfCheck(number=order.check, checks=(disk,))
         wanted_test = order.inspect
-        if wanted_test is None:
+        if wanted_test is None or not wanted_test.program:
             node.inspected = None
-        elif self.inspect is not None and wanted_test.program:
+        elif self.inspect is not None:
             assert not any(held.phase == "running" for held in node.attempts.values()), "only stopped nodes are tested"
             if node.inspected is None or node.inspected.number != wanted_test.number:
-                node.inspected = self.inspect(node.name, wanted_test) or node.inspected
+                node.inspected = self.inspect(node.name, wanted_test)
         for fetch in order.fetches:
             if self.fetches_fail:
                 named = {"rank": fetch.rank, "attempt": fetch.attempt, "step": fetch.step}

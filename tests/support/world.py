@@ -20,6 +20,7 @@ from evertrain.decide.picture import NodePicture, Picture, Stored
 from evertrain.decide.state import JobState
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.model.capture_records import HangLocated
+from evertrain.model.change_records import VersionKept
 from evertrain.model.clocks import Clock
 from evertrain.model.code import Code
 from evertrain.model.config import Config
@@ -34,7 +35,6 @@ from evertrain.model.records import (
     StopRequested,
     StoreCommitted,
     TermStarted,
-    VersionKept,
 )
 from evertrain.model.report import (
     AttemptReport,

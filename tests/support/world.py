@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -577,3 +578,12 @@ class World:
             fresh = [copy for copy in node.memory if copy.step == order.flush_step]
             node.disk = [replace(copy, tier="disk") for copy in fresh]
             node.flushed = order.flush_step
+
+
+def training(**options: Any) -> World:
+    """A job that has done some steps."""
+    world = World(**options)
+    world.turns()
+    world.train(5)
+    world.turn()
+    return world

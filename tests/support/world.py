@@ -381,7 +381,7 @@ class World:
                     self.state, self.picture(), self.spec, self.config, node.name,
                     fetches=fetches, check=check, reach=reach,
                     capture=captures.order(self.state, self.now),
-                    inspect=inspection.order(self.state, self.picture(), node.name),
+                    inspect=inspection.order(self.state, node.name),
                 )  # fmt: skip
             if node.order is not None and not node.away:
                 self._perform(node, node.order)

@@ -410,9 +410,9 @@ class Conductor:
                 prepared=prepared,
                 tried=tried,
                 capture=capture,
-                inspect=inspection.order(self._state, picture, node),
+                inspect=inspection.order(self._state, node),
             )
-            order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
+            order = replace(order, copies_look=len(self._looks), upload=self._shared.order(node))
             if self._sent.get(node) != order:
                 self._sent[node] = order
                 send(order)

@@ -333,7 +333,6 @@ def _with_incident(state: JobState, changed: Incident) -> JobState:
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
-_OF_SIGNALS = (d.NodeFault, d.NetworkAlert, d.HardwareReading, d.Oddity, d.SensorBlind)
 _ASKED: dict[type[d.Event], type[r.Record]] = {d.NodeAllowed: r.AllowAsked, d.DrainRequested: r.DrainAsked}
 
 

@@ -73,11 +73,14 @@ def test_one_test_after_the_other_by_one_process_that_ends_when_none_is_wanted(t
         ]
         pid = node.pid
         assert pid is not None and processes.identify(pid)
-        node.order(InspectOrder(number=1, ranks=1))  # another node is not ready yet
+        node.order(InspectOrder(number=1, ranks=1))  # it is noted; the next one cannot begin yet
+        assert node.diagnosing.inspected is None, "so it is not sent again"
         second = await node.ask(2, "alignment", repeats=2)
         assert second.readings[0].detail["setting"]["threads"] == 1
         assert node.pid == pid, "the same one"
-        refused = await node.ask(3, "compute", colour="red")
+        node.order(InspectOrder(number=3, ranks=1, program="compute", parameters={"colour": "red"}))
+        assert node.diagnosing.inspected is None, "who is asked the next thing has been heard"
+        refused = await node.answer(3)
         assert refused.outcome == "refused" and "colour" in refused.because
         late = await node.ask(4, "memory", budget_s=0.01, size_bytes=1 << 28, rounds=100)
         assert late.outcome in ("late", "passed")

@@ -281,9 +281,9 @@ def test_where_nothing_was_kept_it_says_when_something_is(
 
 
 def test_a_damaged_file_is_one_line(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (ended / "captures" / "4.msgpack.gz").write_bytes(gzip.compress(b"nonsense"))
+    (ended / "captures" / "4-hang.msgpack.gz").write_bytes(gzip.compress(b"nonsense"))
     code, line = refused(capsys, "--capture", "4")
-    assert code == 1 and "4.msgpack.gz cannot be read" in line
+    assert code == 1 and "4-hang.msgpack.gz cannot be read" in line
 
 
 def test_a_running_job_gives_what_is_kept_without_looking_anew(

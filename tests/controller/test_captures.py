@@ -21,7 +21,7 @@ from evertrain.controller.conductor import Conductor
 from evertrain.controller.store import EventStore
 from evertrain.decide import captures as rules
 from evertrain.locate import culprit
-from evertrain.model.capture_records import CaptureAsked, HangLocated
+from evertrain.model.capture_records import CaptureAsked, CaptureReason, HangLocated
 from evertrain.model.records import TermStarted
 from evertrain.model.report import Desired
 from evertrain.model.stacks import Located, NodeCapture, RecorderDumps
@@ -324,9 +324,9 @@ async def test_without_ranks_there_is_nothing_to_look_at(serving: Serving) -> No
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def kept(number: int) -> capture_files.Kept:
+def kept(number: int, reason: CaptureReason = "hang") -> capture_files.Kept:
     merged = Job({"dp": 4}).merged(number)
-    asked = CaptureAsked(time=float(number), capture=number, attempt=1, reason="hang")
+    asked = CaptureAsked(time=float(number), capture=number, attempt=1, reason=reason)
     return capture_files.Kept(job="job", asked=asked, merged=merged, located=Located(kind="unknown"))
 
 
@@ -338,9 +338,19 @@ def test_the_newest_twenty_are_kept(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {0}
 
 
+def test_neither_a_slow_job_nor_the_user_pushes_out_what_a_hang_has_shown(tmp_path: Path) -> None:
+    capture_files.write(tmp_path, kept(1))
+    for number in range(2, 2 * capture_files.MOST + 6):
+        capture_files.write(tmp_path, kept(number, "user" if number % 2 else "slow"))
+    there = capture_files.numbers(tmp_path)
+    assert there[0] == 1 and there[1:] == list(range(6, 2 * capture_files.MOST + 6))
+    assert capture_files.read(tmp_path, 1) == kept(1) and capture_files.read(tmp_path, 2) is None
+    assert capture_files.read(tmp_path, 6) == kept(6, "slow")
+
+
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     capture_files.write(tmp_path, kept(1))
-    path = tmp_path / "captures" / "1.msgpack.gz"
+    path = tmp_path / "captures" / "1-hang.msgpack.gz"
     whole = path.read_bytes()
     for damaged in (b"", b"nonsense", whole[: len(whole) // 2], whole[:20] + b"\0" * 9 + whole[29:]):
         path.write_bytes(damaged)
@@ -358,5 +368,5 @@ def test_ten_thousand_ranks_are_small_in_a_file(tmp_path: Path) -> None:
     ]
     position = msgspec.structs.replace(big.merged.positions[0], members=tuple(members))
     capture_files.write(tmp_path, replace(big, merged=replace(big.merged, positions=(position,))))
-    assert (tmp_path / "captures" / "1.msgpack.gz").stat().st_size < 200_000
+    assert (tmp_path / "captures" / "1-hang.msgpack.gz").stat().st_size < 200_000
     assert json.loads(msgspec.json.encode(capture_files.read(tmp_path, 1)))["job"] == "job"

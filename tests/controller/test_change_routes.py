@@ -10,8 +10,8 @@ from aiohttp import web
 from evertrain.controller import change_routes
 from evertrain.controller.conductor import Conductor
 from evertrain.decide.changes import Refusal, Wish
+from evertrain.model.change_records import Audited
 from evertrain.model.code import Code, Diff
-from evertrain.model.records import Audited
 from support.world import World
 
 

@@ -18,9 +18,9 @@ from evertrain.agent.versions import Versions
 from evertrain.controller import server
 from evertrain.controller.code_store import CodeStore
 from evertrain.controller.conductor import Conductor
+from evertrain.model.change_records import Audited
 from evertrain.model.code import Code, CodeOrder
 from evertrain.model.config import CodeConfig, Config
-from evertrain.model.records import Audited
 from evertrain.model.spec import AgentSpec, Command, ControllerSpec
 from support import code
 

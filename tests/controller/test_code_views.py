@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from evertrain.controller import code_views
 from evertrain.decide.applying import fold
-from evertrain.model import records as r
+from evertrain.model.change_records import Audited, VersionKept
 from evertrain.model.report import RankError
 from support.world import World
 
@@ -28,7 +28,7 @@ def version(world: World, number: int) -> dict[str, Any]:
 
 def test_each_version_has_the_time_at_which_it_came_to_be_known() -> None:
     world = training()
-    (captured,) = (one.time for one in world.log if isinstance(one, r.VersionKept))
+    (captured,) = (one.time for one in world.log if isinstance(one, VersionKept))
     world.now += 60
     asked = world.now
     world.change("second", author="ann", reason="a better loss")
@@ -51,7 +51,7 @@ def test_of_a_log_that_has_no_such_times_the_changes_tell() -> None:
     asked = world.now
     world.change("second")
     world.log = [
-        replace(one, version=replace(one.version, time=None)) if isinstance(one, r.VersionKept) else one
+        replace(one, version=replace(one.version, time=None)) if isinstance(one, VersionKept) else one
         for one in world.log
     ]
     world.state = fold(world.log)
@@ -60,12 +60,12 @@ def test_of_a_log_that_has_no_such_times_the_changes_tell() -> None:
 
 def test_what_the_job_went_back_to_by_itself_is_in_the_audit() -> None:
     world = training()
-    world.write(r.Audited(time=world.now, act="update", author="ann", address="127.0.0.1", outcome="done"))
+    world.write(Audited(time=world.now, act="update", author="ann", address="127.0.0.1", outcome="done"))
     world.change("second")
     world.turns()
     world.fail(0, 1, error=RankError(type="TypeError", message="no", traceback="..."))
     world.turns(16)
-    world.write(r.Audited(time=world.now, act="rollback", author="bob", address="127.0.0.1", outcome="refused"))
+    world.write(Audited(time=world.now, act="rollback", author="bob", address="127.0.0.1", outcome="refused"))
     entries = code_views.audit(world.state)
     assert [(one["act"], one["author"], one["outcome"]) for one in entries] == [
         ("update", "ann", "done"), ("rollback", "evertrain", "done"), ("rollback", "bob", "refused")

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from evertrain.controller.conductor import Conductor
 from evertrain.controller.store import EventStore
-from evertrain.model.records import Audited, RestartRequested
+from evertrain.model.change_records import Audited
+from evertrain.model.records import RestartRequested
 from evertrain.model.report import Desired
 from support import ladders
 from support.world import World

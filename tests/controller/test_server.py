@@ -21,8 +21,9 @@ from evertrain.controller import scopes, server
 from evertrain.controller.conductor import Conductor
 from evertrain.controller.store import EventStore, read_log
 from evertrain.model import version
+from evertrain.model.change_records import Audited
 from evertrain.model.config import AgentConfig, Config
-from evertrain.model.records import Audited, NodeJoined, NodesSettled
+from evertrain.model.records import NodeJoined, NodesSettled
 from evertrain.model.report import DISMISSED, Desired, NodeReport, Report, SelfCheck
 from evertrain.model.spec import Command, ControllerSpec, Seats
 

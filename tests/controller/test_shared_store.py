@@ -39,7 +39,7 @@ async def test_a_step_that_is_in_the_store_is_not_brought_there_again(monkeypatc
     world.turns()
     shared = SharedStore(world.spec, lambda: None)
     shared.look(world.state, picture("", "written", 13), 2000.0)
-    order = shared.order(world.state, "node-0")
+    order = shared.order("node-0")
     assert order is not None and order.step == 13
     for said in ("written", "finished"):
         shared.look(world.state, picture(order.name, said, 13), 2001.0)  # type: ignore[arg-type]
@@ -49,8 +49,8 @@ async def test_a_step_that_is_in_the_store_is_not_brought_there_again(monkeypatc
         await asyncio.sleep(0.01)
     (committed,) = records
     assert isinstance(committed, StoreCommitted) and committed.step == 13
-    assert shared.order(world.state, "node-0") is None
+    assert shared.order("node-0") is None
     after = fold(records, world.state)
     shared.look(after, picture("", "written", 13, 17), 2003.0)
-    order = shared.order(after, "node-0")
+    order = shared.order("node-0")
     assert order is not None and order.step == 17

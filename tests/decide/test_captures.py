@@ -12,15 +12,7 @@ from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.config import Config, HangConfig
 from evertrain.model.records import AttemptEnding, HangCleared, HangSuspected, IncidentOpened
 from evertrain.model.stacks import Located, LocatedKind
-from support.world import World
-
-
-def training(**options: object) -> World:
-    world = World(**options)  # type: ignore[arg-type]
-    world.turns()
-    world.train(5)
-    world.turn()
-    return world
+from support.world import World, training
 
 
 def asked(world: World) -> list[CaptureAsked]:

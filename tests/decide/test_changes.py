@@ -11,6 +11,7 @@ from evertrain.controller import code_views, views
 from evertrain.decide import changes, rollback
 from evertrain.decide.changes import Refusal, Wish
 from evertrain.model import records as r
+from evertrain.model.change_records import ChangeAsked, VersionProven
 from evertrain.model.code import Code
 from evertrain.model.config import CodeConfig, Config, RestartConfig
 from evertrain.model.report import Exit, RankError
@@ -421,7 +422,7 @@ def test_without_an_update_nothing_is_rolled_back() -> None:
     fails(world, 6)
     fails(world, 6)
     assert world.state.ended is not None and world.state.ended.exit_code == 1
-    assert kinds(world, r.ChangeAsked) == []
+    assert kinds(world, ChangeAsked) == []
 
 
 def test_after_a_roll_back_the_same_error_ends_the_job() -> None:
@@ -503,7 +504,7 @@ def test_the_newest_proven_version_is_gone_back_to() -> None:
     world.turns()
     world.train(21)
     world.turn()
-    assert [one.version for one in kinds(world, r.VersionProven)] == [2]
+    assert [one.version for one in kinds(world, VersionProven)] == [2]
     assert rollback.pinned(world.state) is None
     world.change("third")
     world.turns()
@@ -515,12 +516,12 @@ def test_the_newest_proven_version_is_gone_back_to() -> None:
 
 def test_a_version_is_proven_by_steps_from_its_first_start_on() -> None:
     world = training(12)
-    assert kinds(world, r.VersionProven) == []
+    assert kinds(world, VersionProven) == []
     world.fail(0)
     world.turns()
     world.train(9)
     world.turn()
-    assert [one.version for one in kinds(world, r.VersionProven)] == [1]
+    assert [one.version for one in kinds(world, VersionProven)] == [1]
 
 
 def test_a_roll_back_of_the_user_goes_to_the_newest_step_of_that_version_or_of_all() -> None:

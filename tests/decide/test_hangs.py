@@ -7,15 +7,7 @@ from typing import Any
 from evertrain.controller import views
 from evertrain.model.records import HangCleared, HangSuspected, IncidentOpened
 from evertrain.model.report import Exit
-from support.world import World
-
-
-def training(**options: object) -> World:
-    world = World(**options)  # type: ignore[arg-type]
-    world.turns()
-    world.train(5)
-    world.turn()
-    return world
+from support.world import World, training
 
 
 def kinds(world: World) -> list[type]:

@@ -9,6 +9,7 @@ from evertrain.decide.applying import apply
 from evertrain.decide.state import JobState
 from evertrain.model import decisions as d
 from evertrain.model import records as r
+from evertrain.model.change_records import ChangeAsked, VersionKept
 from evertrain.model.code import Code, Version
 from evertrain.model.decisions import AnyAction, Policy
 from evertrain.model.spec import Seats
@@ -83,7 +84,7 @@ class Job:
         number = max(self.state.versions) + 1
         self._know(number)
         self.write(
-            r.ChangeAsked(
+            ChangeAsked(
                 time=self.now, change=f"update-{number}", act="update", version=number,
                 parent=changes.in_force(self.state), latest=self.now if urgent else self.now + 1e6,
             )
@@ -91,7 +92,7 @@ class Job:
 
     def _know(self, number: int) -> None:
         version = Version(number=number, code=Code(digest=f"code {number}", files=1, bytes=1))
-        self.write(r.VersionKept(time=self.now, version=version, is_own=number == 1))
+        self.write(VersionKept(time=self.now, version=version, is_own=number == 1))
 
     def becomes(self, node: str, state: Any) -> None:
         self.write(r.NodeChanged(time=self.now, node=node, state=state, because=f"it is {state}"))

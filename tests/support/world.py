@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ from evertrain.decide.picture import NodePicture, Picture, Stored
 from evertrain.decide.state import JobState
 from evertrain.model.activity import Operation, RankActivity
 from evertrain.model.capture_records import HangLocated
+from evertrain.model.change_records import VersionKept
 from evertrain.model.clocks import Clock
 from evertrain.model.code import Code
 from evertrain.model.config import Config
@@ -34,7 +36,6 @@ from evertrain.model.records import (
     StopRequested,
     StoreCommitted,
     TermStarted,
-    VersionKept,
 )
 from evertrain.model.report import (
     AttemptReport,
@@ -380,7 +381,7 @@ class World:
                     self.state, self.picture(), self.spec, self.config, node.name,
                     fetches=fetches, check=check, reach=reach,
                     capture=captures.order(self.state, self.now),
-                    inspect=inspection.order(self.state, self.picture(), node.name),
+                    inspect=inspection.order(self.state, node.name),
                 )  # fmt: skip
             if node.order is not None and not node.away:
                 self._perform(node, node.order)
@@ -532,12 +533,12 @@ class World:
             disk = Check(name="disk", passed=not node.disk_is_dead, detail="read-only" if node.disk_is_dead else "")
             node.self_check = SelfCheck(number=order.check, checks=(disk,))
         wanted_test = order.inspect
-        if wanted_test is None:
+        if wanted_test is None or not wanted_test.program:
             node.inspected = None
-        elif self.inspect is not None and wanted_test.program:
+        elif self.inspect is not None:
             assert not any(held.phase == "running" for held in node.attempts.values()), "only stopped nodes are tested"
             if node.inspected is None or node.inspected.number != wanted_test.number:
-                node.inspected = self.inspect(node.name, wanted_test) or node.inspected
+                node.inspected = self.inspect(node.name, wanted_test)
         for fetch in order.fetches:
             if self.fetches_fail:
                 named = {"rank": fetch.rank, "attempt": fetch.attempt, "step": fetch.step}
@@ -577,3 +578,12 @@ class World:
             fresh = [copy for copy in node.memory if copy.step == order.flush_step]
             node.disk = [replace(copy, tier="disk") for copy in fresh]
             node.flushed = order.flush_step
+
+
+def training(**options: Any) -> World:
+    """A job that has done some steps."""
+    world = World(**options)
+    world.turns()
+    world.train(5)
+    world.turn()
+    return world

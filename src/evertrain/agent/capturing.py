@@ -118,7 +118,6 @@ class Capturing:
             attempt=order.attempt,
             node=self._spec.node,
             time=self._zero + began,
-            span_s=round(time.monotonic() - began, 3) if order.looks > 1 else 0.0,
             positions=group(looking.seen),
             activities=self._view.everyone(order.attempt, looking.measured),
             groups=tuple(looking.groups),

@@ -167,14 +167,19 @@ class Diagnosing:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._server: Server | None = None
-        self.inspected: Inspected | None = None
-        """The newest test that is over; None where none is asked for any more."""
+        self._found: Inspected | None = None
+        """By the newest test that is over."""
+
+    @property
+    def inspected(self) -> Inspected | None:
+        """What came of the test that is asked for. Thousands of hashes: nothing that the controller has noted."""
+        wanted, found = self._wanted, self._found
+        is_asked = wanted is not None and found is not None and wanted.program and wanted.number == found.number
+        return found if is_asked else None
 
     def obey(self, order: Desired) -> None:
         """Test, if that is asked. An order that was obeyed changes nothing."""
         before, self._wanted = self._wanted, order.inspect
-        if self._wanted is None:
-            self.inspected = None
         if self._wanted != before:
             self._changed.set()
             if self._task is None and self._wanted is not None:
@@ -191,15 +196,14 @@ class Diagnosing:
         """Until nothing is wanted any more."""
         while (order := self._wanted) is not None:
             self._changed.clear()
-            known = self.inspected
-            if not order.program or (known is not None and known.number == order.number):
+            if not order.program or self.inspected is not None:
                 await self._changed.wait()
                 continue
             found = await self._unless_changed(order)
             if found is None:
                 await self._end_server()
-            elif self._wanted is not None:
-                self.inspected = found
+            else:
+                self._found = found
                 self._wake()
         await self._end_server()
         # what was asked for while the server ended

@@ -96,7 +96,7 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
             return web.json_response({"capture": number, "over": False, "waits_for": []}, status=202)
         if may_come is not None:
             return _wrong(410, f"capture {number} was lost: its attempt ended, or the controller that collected it")
-        return _wrong(404, f"there is no capture {number}, or no more: the newest {MOST} are kept")
+        return _wrong(404, f"there is no capture {number}, or no more: the newest {MOST} of each kind are kept")
 
     async def listed(request: web.Request) -> web.Response:
         there = await conductor.captures.numbers()

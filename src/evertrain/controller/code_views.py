@@ -11,8 +11,8 @@ from evertrain.controller.store import read_log
 from evertrain.decide import changes
 from evertrain.decide.applying import fold
 from evertrain.decide.state import Attempt, Change, JobState
+from evertrain.model.change_records import ChangeAsked
 from evertrain.model.code import Version
-from evertrain.model.records import ChangeAsked
 
 Json = dict[str, Any]
 

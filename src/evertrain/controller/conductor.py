@@ -44,17 +44,16 @@ from evertrain.decide.rounds import Placed, Rounds, Shard
 from evertrain.decide.state import JobState
 from evertrain.model import version
 from evertrain.model.capture_records import CaptureAsked, HangLocated
+from evertrain.model.change_records import Audited, VersionKept
 from evertrain.model.copies import Fetch
 from evertrain.model.records import (
     AllowAsked,
     AnyRecord,
-    Audited,
     DrainAsked,
     NodeJoined,
     RestartRequested,
     SignalRaised,
     StopRequested,
-    VersionKept,
 )
 from evertrain.model.report import Desired, Report
 from evertrain.model.spec import ControllerSpec
@@ -411,9 +410,9 @@ class Conductor:
                 prepared=prepared,
                 tried=tried,
                 capture=capture,
-                inspect=inspection.order(self._state, picture, node),
+                inspect=inspection.order(self._state, node),
             )
-            order = replace(order, copies_look=len(self._looks), upload=self._shared.order(self._state, node))
+            order = replace(order, copies_look=len(self._looks), upload=self._shared.order(node))
             if self._sent.get(node) != order:
                 self._sent[node] = order
                 send(order)

@@ -14,7 +14,7 @@ from typing import Literal
 from aiohttp import web
 
 from evertrain.controller.conductor import Conductor
-from evertrain.model.records import Audited
+from evertrain.model.change_records import Audited
 from evertrain.model.spec import ControllerSpec
 
 _log = logging.getLogger(__name__)

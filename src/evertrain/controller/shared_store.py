@@ -44,7 +44,7 @@ class SharedStore:
     def problems(self) -> tuple[str, ...]:
         return tuple(filter(None, (self._trouble, self._memory.problem)))
 
-    def order(self, state: JobState, node: str) -> UploadOrder | None:
+    def order(self, node: str) -> UploadOrder | None:
         """A node's part in the upload that is under way."""
         return storing.order(self._memory, node)
 

@@ -19,8 +19,9 @@ from evertrain.decide.applying import fold
 from evertrain.decide.picture import Picture
 from evertrain.decide.progress import steps
 from evertrain.decide.state import Attempt, Incident, JobState
+from evertrain.model.change_records import ChangeAsked
 from evertrain.model.decisions import AskHuman, stronger
-from evertrain.model.records import ChangeAsked, StoreCommitted
+from evertrain.model.records import StoreCommitted
 from evertrain.model.report import PageReport
 
 # what later versions of this list grow by is stated where it is missing, never left out in silence

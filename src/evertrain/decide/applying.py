@@ -15,6 +15,7 @@ from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState,
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.capture_records import CaptureAsked, HangLocated
+from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, VersionKept, VersionProven
 from evertrain.model.diagnosis import StageAsked, StageDone
 from evertrain.model.records import AnyRecord
 
@@ -113,18 +114,18 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
                     for restart in state.restarts
                 ),
             )
-        case r.VersionKept():
+        case VersionKept():
             return _version_kept(state, record)
-        case r.ChangeAsked():
+        case ChangeAsked():
             if record.change in state.changes:
                 return state
             changes = {**state.changes, record.change: Change(asked=record)}
             return replace(state, changes=changes, run_changes=(*state.run_changes, record.change))
-        case r.ChangeDropped():
+        case ChangeDropped():
             return _with_change(state, replace(state.changes[record.change], dropped=record))
-        case r.VersionProven():
+        case VersionProven():
             return replace(state, proven={**state.proven, record.version: record})
-        case r.Audited():
+        case Audited():
             return replace(state, audits=(*state.audits, record)[-_MOST_AUDITS:])
         case r.Flushed():
             return replace(state, flushed=record)
@@ -291,7 +292,7 @@ def _signs_after(state: JobState, record: r.RunStarted) -> dict[str, tuple[str, 
     }
 
 
-def _version_kept(state: JobState, record: r.VersionKept) -> JobState:
+def _version_kept(state: JobState, record: VersionKept) -> JobState:
     version = record.version
     state = replace(state, versions={**state.versions, version.number: version})
     if not record.is_own:
@@ -332,7 +333,6 @@ def _with_incident(state: JobState, changed: Incident) -> JobState:
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
-_OF_SIGNALS = (d.NodeFault, d.NetworkAlert, d.HardwareReading, d.Oddity, d.SensorBlind)
 _ASKED: dict[type[d.Event], type[r.Record]] = {d.NodeAllowed: r.AllowAsked, d.DrainRequested: r.DrainAsked}
 
 

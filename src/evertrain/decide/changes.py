@@ -15,6 +15,7 @@ import msgspec
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, Change, Incident, JobState
 from evertrain.model import records as r
+from evertrain.model.change_records import ChangeAsked, ChangeDropped, VersionKept, VersionProven
 from evertrain.model.code import ChangeKind, Code, CodeOrder, Diff, Version
 from evertrain.model.config import CodeConfig, Config
 from evertrain.model.records import AnyRecord
@@ -169,7 +170,7 @@ def ask(state: JobState, wish: Wish, now: float) -> Refusal | list[AnyRecord]:
         version = _wanted(state, state.versions[base], wish, now)
         number = version.number
         if number not in state.versions:
-            records.append(r.VersionKept(time=now, version=version))
+            records.append(VersionKept(time=now, version=version))
     waits = pending(state)
     is_sooner = waits is not None and wish.act != "restart" and now + wish.within_s < waits.asked.latest
     if number == base and not is_sooner:
@@ -179,7 +180,7 @@ def ask(state: JobState, wish: Wish, now: float) -> Refusal | list[AnyRecord]:
     known = state.versions.get(number)
     if known is not None and known.code is None and number != state.own:
         return Refusal(f"version {number} was not captured ({known.problem})", wrong_usage=True)
-    asked = r.ChangeAsked(
+    asked = ChangeAsked(
         time=now,
         change=wish.change,
         act=wish.act,
@@ -252,8 +253,8 @@ def _ended(state: JobState) -> float:
     return attempt.ended.time if attempt is not None and attempt.ended is not None else 0.0
 
 
-def _dropped(change: Change, because: str, now: float) -> r.ChangeDropped:
-    return r.ChangeDropped(time=now, change=change.asked.change, because=because)
+def _dropped(change: Change, because: str, now: float) -> ChangeDropped:
+    return ChangeDropped(time=now, change=change.asked.change, because=because)
 
 
 def due(state: JobState, picture: Picture, attempt: Attempt, patience_s: float, now: float) -> list[AnyRecord]:
@@ -312,7 +313,7 @@ def proven(
         because = f"it has run for {ran_s:.0f} s"
     else:
         return []
-    return [r.VersionProven(time=now, version=version, because=because)]
+    return [VersionProven(time=now, version=version, because=because)]
 
 
 def _done_before(state: JobState, attempt: Attempt, version: int) -> int:
@@ -329,7 +330,7 @@ def _done_before(state: JobState, attempt: Attempt, version: int) -> int:
     return done
 
 
-def led_to_by(state: JobState, incident: Incident) -> r.ChangeAsked | None:
+def led_to_by(state: JobState, incident: Incident) -> ChangeAsked | None:
     """The change that the recovery from an incident carried out."""
     number = incident.failover_attempt
     found = (one.asked for one in state.changes.values() if number is not None and one.attempt == number)

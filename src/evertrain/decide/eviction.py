@@ -24,6 +24,7 @@ from evertrain.model.config import LadderConfig
 from evertrain.model.decisions import (
     AnyAction,
     AskHuman,
+    AttemptFailed,
     Evict,
     Grow,
     HardwareReading,
@@ -33,6 +34,7 @@ from evertrain.model.decisions import (
     NodeTested,
     Policy,
     Restart,
+    SlowRank,
     Tolerate,
     WaitForNodes,
 )
@@ -85,6 +87,19 @@ def signs(memory: Memory, node: str, now: float, window_s: float) -> tuple[str, 
     if node in memory.faults and memory.faults[node] not in seen:
         seen.append(memory.faults[node])
     return tuple(f"{node}: {one.evidence}" for one in sorted(seen, key=lambda one: one.time) if one.time >= oldest)
+
+
+def against(state: JobState, policy: Policy, node: str, event: AttemptFailed | SlowRank) -> str:
+    """What speaks against a node beside that it is named in a hang, or as slow; empty: nothing."""
+    config = policy.ladder
+    if seen := signs(state.memory, node, event.time, config.reading_window_s):
+        return f"{seen[-1]} (within {config.reading_window_s / 60:.0f} min)"
+    source, did = ("slow", "was slow") if isinstance(event, SlowRank) else ("hang", "hung")
+    oldest = event.time - config.repeat_window_s
+    for one in reversed(state.memory.past):
+        if one.source == source and node in one.nodes and one.time >= oldest and one.incident != event.incident:
+            return f"{node} {did} before, in incident {one.incident}"
+    return ""
 
 
 # -- taking out --------------------------------------------------------------------------------------------------------

@@ -144,22 +144,10 @@ def hang(state: JobState, event: AttemptFailed, policy: Policy, idle: int) -> tu
         return _if_replaceable(state, event, policy, named, reason, group=event.is_group)
     if event.is_group:
         return _if_replaceable(state, event, policy, named, "one of this group hangs, nothing says which", group=True)
-    reasons = {node: reason for node in named if (reason := _against(state, event, policy, node))}
+    reasons = {node: reason for node in named if (reason := eviction.against(state, policy, node, event))}
     if not reasons:
         return (Restart(because=f"{_what(event)}: restart in place, the first time{_DECLARE}"),)
     return _if_replaceable(state, event, policy, tuple(reasons), "; ".join(reasons.values()))
-
-
-def _against(state: JobState, event: AttemptFailed, policy: Policy, node: str) -> str:
-    """What speaks against a node beside this hang; empty: nothing."""
-    config = policy.ladder
-    if seen := eviction.signs(state.memory, node, event.time, config.reading_window_s):
-        return f"{seen[-1]} (within {config.reading_window_s / 60:.0f} min of the hang)"
-    oldest = event.time - config.repeat_window_s
-    for one in reversed(state.memory.past):
-        if one.source == "hang" and node in one.nodes and one.time >= oldest and one.incident != event.incident:
-            return f"{node} hung before, in incident {one.incident}"
-    return ""
 
 
 def _if_replaceable(

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from evertrain.decide import blame, captures, incidents
 from evertrain.decide.blame import Blame
+from evertrain.decide.memory import NO_HARDWARE
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
 from evertrain.detect.hang import Hang, find_hang
@@ -116,7 +117,7 @@ def _by_stacks(seen: Blame, hang: Hang, located: Located) -> Blame:
     return replace(
         seen,
         cause=f"hang ({hang.kind if located.kind in _AS_SEEN else located.kind})",
-        category=_category(seen, located),
+        category=_category(located),
         ranks=located.ranks,
         nodes=located.nodes,
         confidence=located.confidence,
@@ -127,14 +128,11 @@ def _by_stacks(seen: Blame, hang: Hang, located: Located) -> Blame:
     )
 
 
-def _category(seen: Blame, located: Located) -> str:
+def _category(located: Located) -> str:
     if located.is_software:
-        return located.category if located.category in _NO_MACHINE else _CATEGORY[located.kind]
+        return located.category if located.category in NO_HARDWARE else _CATEGORY[located.kind]
     # what is seen without stacks says less, and may be wrong
     return located.category
-
-
-_NO_MACHINE = frozenset((*_CATEGORY.values(), "data", "user_config", "framework_bug"))
 
 
 def _has_left(attempt: Attempt) -> bool:

@@ -309,7 +309,7 @@ def _is_kept(name: str, reading: Reading) -> bool:
 # -- what agents are told ----------------------------------------------------------------------------------------------
 
 
-def order(state: JobState, picture: Picture, node: str) -> InspectOrder | None:
+def order(state: JobState, node: str) -> InspectOrder | None:
     """This node's part in the test that runs; None: nobody is tested."""
     incident = state.incident
     if incident is None or incident.decided is not None or not incident.stages or state.closing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from evertrain.decide import changes
 from evertrain.decide.state import Change, JobState
-from evertrain.model import records as r
+from evertrain.model.change_records import ChangeAsked
 from evertrain.model.code import Diff
 from evertrain.model.config import CodeConfig
 from evertrain.model.copies import Save
@@ -70,7 +70,7 @@ def ask(state: JobState, incident: int, now: float) -> list[AnyRecord]:
     parent = changes.in_force(state)
     undone = next((one for one in reversed(state.changes.values()) if one.asked.version == parent), None)
     return [
-        r.ChangeAsked(
+        ChangeAsked(
             time=now,
             change=f"roll-back-{incident}",
             act="rollback",

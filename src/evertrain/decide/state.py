@@ -8,6 +8,7 @@ from evertrain.decide.memory import Memory
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.capture_records import CaptureAsked, HangLocated
+from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, VersionProven
 from evertrain.model.clocks import Clock
 from evertrain.model.code import Version
 from evertrain.model.decisions import Policy
@@ -110,8 +111,8 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A change of what ranks run."""
 
-    asked: r.ChangeAsked
-    dropped: r.ChangeDropped | None = None
+    asked: ChangeAsked
+    dropped: ChangeDropped | None = None
     attempt: int | None = None
     """The first one that carried it out."""
 
@@ -176,14 +177,14 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """Of the job, by number."""
     own: int | None = None
     """The version that the files are which this run was called for; None: they have not been captured yet."""
-    proven: dict[int, r.VersionProven] = {}
+    proven: dict[int, VersionProven] = {}
     changes: dict[str, Change] = {}
     """Of all runs, oldest first."""
     run_changes: tuple[str, ...] = ()
     """Of this run."""
     ran: dict[int, int | None] = {}
     """By attempt of this life, the version that it ran; None: the user's files, not captured yet."""
-    audits: tuple[r.Audited, ...] = ()
+    audits: tuple[Audited, ...] = ()
     """The newest of them."""
     flushed: r.Flushed | None = None
     stored: tuple[r.StoreCommitted, ...] = ()

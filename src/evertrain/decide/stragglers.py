@@ -23,7 +23,9 @@ def slow_rank(state: JobState, event: SlowRank, policy: Policy) -> tuple[AnyActi
         return (_tolerate(event, f"{what}; not part of the job any more"),)
     if len(named) > 1 and policy.hang_policy != "paper":
         return (_tolerate(event, f"{what}; {len(named)} nodes at once: hardly the fault of a machine"),)
-    reasons = {node: reason for node in named if (reason := _against(state, event, policy, node))}
+    otherwise = "named as slow (hang.policy: paper)" if policy.hang_policy == "paper" else ""
+    found = {node: eviction.against(state, policy, node, event) or otherwise for node in named}
+    reasons = {node: reason for node, reason in found.items() if reason}
     if not reasons:
         return (_tolerate(event, f"{what}; named, and left alone the first time: a restart makes no machine faster"),)
     why = f"{what}; {'; '.join(reasons.values())}"
@@ -46,18 +48,6 @@ def slow_rank(state: JobState, event: SlowRank, policy: Policy) -> tuple[AnyActi
         has_failed=False,
     )
     return eviction.remove(state, policy, event.time, removal)
-
-
-def _against(state: JobState, event: SlowRank, policy: Policy, node: str) -> str:
-    """What speaks against a node beside its slowness; empty: nothing."""
-    config = policy.ladder
-    if seen := eviction.signs(state.memory, node, event.time, config.reading_window_s):
-        return f"{seen[-1]} (within {config.reading_window_s / 60:.0f} min)"
-    oldest = event.time - config.repeat_window_s
-    for one in reversed(state.memory.past):
-        if one.source == "slow" and node in one.nodes and one.time >= oldest and one.incident != event.incident:
-            return f"{node} was slow before, in incident {one.incident}"
-    return "named as slow (hang.policy: paper)" if policy.hang_policy == "paper" else ""
 
 
 def _who(event: SlowRank) -> str:

@@ -38,8 +38,6 @@ class Waiting(msgspec.Struct, frozen=True):
     """Ranks by the operation they wait in."""
     missing: dict[Operation, tuple[int, ...]]
     """Members that have not come, as far as known; of a transfer the peer."""
-    certain: frozenset[int]
-    """Ranks that count less of some operation than others wait in: it is sure that these wait for them."""
     ends: tuple[frozenset[Node], ...]
 
     def ranks_at_end(self) -> list[int]:
@@ -91,7 +89,6 @@ def graph(
     came = _came(ranks)
     waits: dict[Node, list[Node]] = {}
     missing: dict[Operation, tuple[int, ...]] = {}
-    certain: set[int] = set()
     for operation, waiting in inside.items():
         sure: list[int] = []
         if operation == SOMETHING:
@@ -105,13 +102,10 @@ def graph(
         if told & set(absent):
             absent = [one for one in absent if one in told or one in sure]
         missing[operation] = tuple(absent)
-        certain.update(sure)
         waits[operation] = list(absent)
         for rank in waiting:
             waits[rank] = [operation]
-    return Waiting(
-        {one: tuple(found) for one, found in inside.items()}, missing, frozenset(certain), tuple(sinks(waits))
-    )
+    return Waiting({one: tuple(found) for one, found in inside.items()}, missing, tuple(sinks(waits)))
 
 
 def membership(now: Merged, mesh: Mapping[str, int] | None) -> Callable[[str], tuple[int, ...]]:

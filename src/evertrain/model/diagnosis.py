@@ -70,7 +70,7 @@ class InspectOrder(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     """Processes that take part, one a GPU."""
     program: str = ""
-    """Of `evertrain.diagnose`; empty: nothing on this node, but the next stage may need it."""
+    """Of `evertrain.diagnose`; empty: nothing on this node, or its answer is noted; the next stage may need it."""
     parameters: dict[str, Any] = {}
     budget_s: float = 30.0
 

@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 from evertrain.model.capture_records import CaptureAsked, HangLocated
+from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, VersionKept, VersionProven
 from evertrain.model.clocks import Clock
-from evertrain.model.code import ChangeKind, Diff, Version
 from evertrain.model.decisions import ActionName, AnyAction, AnyEvent, Policy
 from evertrain.model.diagnosis import StageAsked, StageDone
 from evertrain.model.record import Record as Record
@@ -312,63 +312,6 @@ class RestartRequested(Record, frozen=True, kw_only=True):
     from_step: int | None = None
     verify: int | None = None
     """So many of the last steps are to be repeated, and their losses compared."""
-
-
-class VersionKept(Record, frozen=True, kw_only=True):
-    """A version has come to be known."""
-
-    version: Version
-    is_own: bool = False
-    """It is the files that `evertrain run` was called for, which run in place until there is a change."""
-
-
-class ChangeAsked(Record, frozen=True, kw_only=True):
-    """Ranks are to run another version."""
-
-    change: str
-    """Its name, given by who asked: asking twice for one change is asking once."""
-    act: ChangeKind
-    version: int
-    parent: int | None
-    """The version that was to run before."""
-    latest: float
-    """It comes with the next restart, by then at the latest; `time`: at once."""
-    author: str = ""
-    reason: str = ""
-    goes_back: bool = False
-    """Training goes on from the newest checkpoint that this version has saved; else from the newest of all."""
-    incident: int | None = None
-    """That led to it; None: the user asked."""
-    diff: Diff = Diff()
-
-    @property
-    def is_urgent(self) -> bool:
-        return self.latest <= self.time
-
-
-class ChangeDropped(Record, frozen=True, kw_only=True):
-    """A change will not be carried out; training goes on as it is."""
-
-    change: str
-    because: str
-
-
-class VersionProven(Record, frozen=True, kw_only=True):
-    """Training has come so far with a version that it is fit to be gone back to."""
-
-    version: int
-    because: str
-
-
-class Audited(Record, frozen=True, kw_only=True):
-    """Somebody has tried to have other code run, well or not."""
-
-    act: Literal["upload", "update", "rollback", "restart"]
-    author: str
-    """As they call themselves; whoever has the token can say anything."""
-    address: str
-    outcome: Literal["done", "refused"]
-    detail: str = ""
 
 
 class RestartVerified(Record, frozen=True, kw_only=True):

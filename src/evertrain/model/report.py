@@ -258,7 +258,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     captured: int = 0
     """Number of the newest capture that is over here."""
     inspected: Inspected | None = None
-    """The newest test that is over here, for as long as tests are asked for."""
+    """What came of the test that `Desired.inspect` asks for: it is left out once the controller has noted it."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):

@@ -126,8 +126,6 @@ class NodeCapture(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     time: float
     """When the last look began, by the agent's clock."""
-    span_s: float = 0.0
-    """From the first look to the last."""
     positions: tuple[Position, ...] = ()
     activities: tuple[RankActivity, ...] = ()
     """Of all ranks here, from their pages."""

@@ -1,8 +1,6 @@
 """What do the flight recorders of live ranks hold? Asked for from outside, also of a rank that no longer runs Python.
 
-    unix socket   torch's own server in the worker, in C++, answers while the GIL is held
-    pipe          NCCL's watchdog writes a file when something comes through TORCH_NCCL_DEBUG_INFO_PIPE_FILE
-    folder        files that torch 2.6 and newer have written, on a time-out or because a pipe asked for them
+Torch's own server in the worker, in C++, answers at a unix socket while the GIL is held.
 
 All reads are bounded in time and size. The server takes no parameter for less: an answer is about 500 bytes for each of
 the last 2,000 operations, hence it is read into a `Recording` where it is fetched and the raw form stays there.
@@ -10,11 +8,8 @@ the last 2,000 operations, hence it is read into a `Recording` where it is fetch
 
 from __future__ import annotations
 
-import os
 import socket
-import stat
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,8 +20,6 @@ from evertrain.model.recording import Recordings
 _HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
 """Of CPU groups, and of NCCL's; a build without NCCL has the first only."""
 _MOST_BYTES = 64 << 20
-_MOST_FILES = 4_096
-_LOOK_AGAIN_S = 0.05
 
 
 def fetch(socket_path: Path, rank: int, limit_s: float) -> Recordings:
@@ -38,70 +31,6 @@ def fetch_raw(socket_path: Path, limit_s: float) -> bytes:
     """The same as JSON, as torch wrote it; with groups of both kinds, their entries in one list by time."""
     answers = _answers(socket_path, time.monotonic() + limit_s)
     return answers[0] if len(answers) == 1 else recorder.one_dump(answers)
-
-
-def ask_pipe(pipe: Path, file: Path, rank: int, limit_s: float) -> Recordings:
-    """Have NCCL's watchdog write the dump of `rank` to `file`, and read it; it looks at its pipe once a second."""
-    deadline = time.monotonic() + limit_s
-    before = _mark(file)
-    # without O_NONBLOCK this would wait for a process that may be gone
-    writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISFIFO(os.fstat(writer).st_mode):
-            raise ValueError(f"{pipe} is no pipe")
-        os.write(writer, b"1\n")
-    finally:
-        os.close(writer)
-    why = "nothing was written"
-    while time.monotonic() < deadline:
-        if _mark(file) != before:
-            try:
-                return recorder.read(_content(file), rank, time.time())
-            except ValueError as error:
-                # most likely it is being written just now
-                why = str(error)
-        time.sleep(_LOOK_AGAIN_S)
-    raise TimeoutError(f"{file}: no dump of rank {rank} within {limit_s:g} s of asking through {pipe}: {why}")
-
-
-def paths(environment: Mapping[str, str], rank: int) -> tuple[Path | None, Path]:
-    """The pipe of a rank, if it was told to have one, and the file its dumps go to, by its environment variables."""
-    stem = environment.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
-    default = str(Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "/tmp"), ".cache")) / "torch")
-    prefix = environment.get("TORCH_FR_DUMP_TEMP_FILE") or environment.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-    prefix = prefix or f"{default}/comm_lib_trace_rank_"
-    return (Path(f"{stem}{rank}.pipe") if stem else None), Path(f"{prefix}{rank}")
-
-
-def read_folder(folder: Path, prefix: str = "") -> tuple[Recordings, tuple[str, ...]]:
-    """All dumps in `folder` whose names begin with `prefix` and end with the rank, and what could not be read."""
-    found: list[Recordings] = []
-    blind: list[str] = []
-    for path in sorted(folder.iterdir())[:_MOST_FILES]:
-        rank = recorder.rank_of(path.name)
-        if not path.name.startswith(prefix) or rank is None or not path.is_file():
-            continue
-        try:
-            found.append(recorder.read(_content(path), rank))
-        except (OSError, ValueError) as error:
-            blind.append(f"{path.name}: {error}")
-    return recorder.together(found), tuple(blind)
-
-
-def _mark(file: Path) -> tuple[int, int, int] | None:
-    try:
-        told = file.stat()
-    except FileNotFoundError:
-        return None
-    return told.st_mtime_ns, told.st_size, told.st_ino
-
-
-def _content(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        content = opened.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"larger than {_MOST_BYTES >> 20} MiB: not read")
-    return content
 
 
 def _answers(socket_path: Path, deadline: float) -> list[bytes]:

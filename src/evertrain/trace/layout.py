@@ -1,0 +1,245 @@
+"""What does one trace record look like, and the file that holds them? The one definition, for Python, numpy and C.
+
+A file belongs to one rank and one kind of writer, who alone writes to it:
+
+    ┌────────┬───────────────────────┬──────────────────────────────────────┐
+    │ header │ table: what is so now │ ring: what has happened, newest over │  records of 128 bytes each
+    └────────┴───────────────────────┴──────── oldest ──────────────────────┘
+
+Record n of the ring, counted from 1, stands in place (n - 1) % capacity and is gone when n + capacity is written.
+A record is written in one copy of finished bytes. Its number stands at both ends and a CRC covers what is between, so
+that a reader takes only whole ones, whatever state the writer died in. A place of the table is written again and again
+with numbers of its own; kind `none` there means that it is free. Place 0 of a rank's table is what it is blocked in.
+
+Times are nanoseconds of the node's monotonic clock; the header has one moment by both clocks. Counts that were never
+seen are `UNSEEN`, which is not 0. Standard library only: ranks import this.
+"""
+
+from __future__ import annotations
+
+import struct
+from zlib import crc32
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+MAGIC = b"EVTRACE\0"
+LAYOUT = 1
+RECORD_BYTES = 128
+HEADER_BYTES = 4096
+UNSEEN = 0xFFFFFFFF
+NOBODY = -1
+"""As a rank: none, or it is not known."""
+ANYBODY = -2
+"""... as a peer: whoever sends first."""
+
+Field = tuple[str, str]
+"""Name and type: u or i, bits; or `text` and bytes."""
+
+HEADER: tuple[Field, ...] = (
+    ("magic", "text8"),
+    ("layout", "u32"),
+    ("record_bytes", "u32"),
+    ("capacity", "u64"),  # records of the ring
+    ("table", "u32"),  # places of the table
+    ("writer", "u32"),
+    ("rank", "i32"),
+    ("pid", "u32"),
+    ("term", "i64"),
+    ("attempt", "i64"),
+    ("monotonic_ns", "u64"),  # one moment ...
+    ("wall_ns", "u64"),  # ... by both clocks
+    ("node", "text64"),
+    ("job", "text64"),
+    ("crc", "u32"),  # of all before it
+    ("pad", "u32"),
+)
+HEAD_AT, LOST_AT = 256, 264
+"""Two counters of 64 bit that the writer keeps in the header: records written, which is only a hint of where the newest
+stands, and records that it had to drop."""
+
+WRITERS = {"hook": 1, "agent": 2, "nccl": 3}
+"""torch.distributed's hook in the rank; the agent, on its behalf; the profiler plugin in NCCL."""
+
+KINDS = {"none": 0, "done": 1, "state": 2, "blocked": 3, "flow": 4, "host": 5}
+"""An operation that has ended; one that is in flight; what a rank is blocked in; a TCP connection; a process."""
+
+SEEN = {"not": 0, "wait": 1, "poll": 2, "callback": 3, "kernel": 4, "proxy": 5}
+"""How the end of an operation was seen."""
+
+OPS = (
+    "none", "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced", "all_gather_coalesced", "reduce_scatter", "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced", "gather", "scatter", "all_to_all", "all_to_all_single", "barrier",
+    "monitored_barrier", "send", "recv", "recv_any_source", "other",
+)  # fmt: skip
+"""By their numbers; names that torch gives its operators. What NCCL calls otherwise is translated."""
+
+# flags of a record
+POINT_TO_POINT = 1
+COALESCED = 2
+POSTED_ONLY = 4
+"""Nobody will say when this has ended."""
+GRAPH = 8
+
+COMMON: tuple[Field, ...] = (
+    ("number", "u64"),
+    ("kind", "u8"),
+    ("seen", "u8"),
+    ("op", "u8"),
+    ("flags", "u8"),
+    ("channel", "u16"),
+    ("device", "i16"),
+    ("rank", "i32"),  # global
+    ("peer", "i32"),  # global; of point-to-point, or of a flow
+    ("comm", "u64"),  # `communicator_id`
+    ("seq", "u64"),  # by communicator; of point-to-point by communicator, source and destination
+)
+OPERATION: tuple[Field, ...] = (
+    ("order", "u64"),  # among all operations of the communicator on this rank, where `seq` counts each kind by itself
+    ("bytes", "u64"),
+    ("t_posted", "u64"),
+    ("t_wait", "u64"),  # when the host began to wait for it; 0: it has not
+    ("t_done", "u64"),  # 0: not seen to end
+    ("t", "u64"),  # of this record
+    ("stuck_ms", "u32"),  # since a counter has changed
+    ("total", "u32"),  # chunks, or bytes >> 10 where a transport has none
+    ("ready", "u32"),
+    ("transmitted", "u32"),
+    ("done", "u32"),
+    ("received", "u32"),
+    ("consumed", "u32"),
+    ("head", "u8"),  # state of the oldest open chunk, as the writer has it: send ...
+    ("recv_head", "u8"),  # ... and receive side
+    ("flow", "u16"),
+)
+"""Kinds `done`, `state`, `blocked`."""
+FLOW: tuple[Field, ...] = (
+    ("t", "u64"),
+    ("dt_us", "u32"),  # since the record before it; deltas below are over this time
+    ("inode", "u32"),
+    ("sent", "u64"),  # bytes, delta
+    ("acked", "u64"),  # bytes, delta
+    ("notsent", "u32"),
+    ("unacked", "u32"),  # segments
+    ("rqueue", "u32"),  # received and not read
+    ("busy_us", "u32"),  # delta
+    ("rwnd_us", "u32"),  # delta: limited by the receiver's window
+    ("sndbuf_us", "u32"),  # delta
+    ("resent", "u32"),  # segments, delta
+    ("rtt_us", "u32"),
+    ("rate", "u32"),  # delivery rate, KiB/s
+    ("last_ack_ms", "u32"),  # ago
+    ("cwnd", "u32"),  # segments
+    ("backoff", "u8"),
+    ("state", "u8"),
+    ("pad", "u16"),
+)
+HOST: tuple[Field, ...] = (
+    ("t", "u64"),
+    ("dt_us", "u32"),
+    ("threads", "u16"),
+    ("state", "u8"),  # letter of /proc/PID/stat
+    ("frozen", "u8"),
+    ("cpu_us", "u64"),  # delta, of all threads
+    ("delay_us", "u64"),  # delta: runnable and not run, of all threads
+    ("throttled_us", "u64"),  # delta, of its cgroup
+    ("throttled", "u32"),  # delta, periods
+    ("carrier", "u8"),  # of the interface of its traffic: 1 up, 0 down, 255 not seen
+    ("pad8", "u8"),
+    ("pad16", "u16"),
+    ("faults", "u64"),  # major, delta
+    ("read_bytes", "u64"),  # delta
+    ("wrote_bytes", "u64"),  # delta
+    ("pad64", "u64"),
+)
+TAIL: tuple[Field, ...] = (("crc", "u32"), ("check", "u32"))
+"""CRC of all before it; the lower half of the number again."""
+
+BODIES: dict[str, tuple[Field, ...]] = {"operation": OPERATION, "flow": FLOW, "host": HOST}
+BODY_OF = {"none": "operation", "done": "operation", "state": "operation", "blocked": "operation", "flow": "flow",
+           "host": "host"}  # fmt: skip
+
+_STRUCT = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q"}
+_C = {"u": "uint", "i": "int"}
+
+
+def _format(fields: Iterable[Field]) -> str:
+    return "".join(f"{kind[4:]}s" if kind.startswith("text") else _STRUCT[kind] for _, kind in fields)
+
+
+HEADER_STRUCT = struct.Struct("<" + _format(HEADER))
+OPERATION_STRUCT = struct.Struct("<" + _format((*COMMON, *OPERATION)))
+FLOW_STRUCT = struct.Struct("<" + _format((*COMMON, *FLOW)))
+HOST_STRUCT = struct.Struct("<" + _format((*COMMON, *HOST)))
+TAIL_STRUCT = struct.Struct("<" + _format(TAIL))
+BODY_BYTES = RECORD_BYTES - TAIL_STRUCT.size
+assert OPERATION_STRUCT.size == FLOW_STRUCT.size == HOST_STRUCT.size == BODY_BYTES
+assert HEADER_STRUCT.size <= HEAD_AT
+
+
+def sealed(body: bytes, number: int) -> bytes:
+    """A whole record from all but its tail."""
+    return body + TAIL_STRUCT.pack(crc32(body), number & 0xFFFFFFFF)
+
+
+def communicator_id(attempt: int, name: str, ranks: Iterable[int]) -> int:
+    """The same on all members; another one in each attempt, because names begin anew there."""
+    from hashlib import blake2b
+
+    said = f"{attempt}\0{name}\0{','.join(map(str, sorted(ranks)))}"
+    return int.from_bytes(blake2b(said.encode(), digest_size=8).digest(), "little")
+
+
+def size_of(capacity: int, table: int) -> int:
+    """Bytes of a file."""
+    return HEADER_BYTES + (table + capacity) * RECORD_BYTES
+
+
+def dtype(body: str) -> Any:
+    """For numpy: a record with this body; the same 128 bytes."""
+    import numpy as np
+
+    fields = [*COMMON, *BODIES[body], *TAIL]
+    return np.dtype([(name, f"<{kind[0]}{int(kind[1:]) // 8}") for name, kind in fields])
+
+
+def c_header() -> str:
+    """`record.h`, for writers in C."""
+    lines = [
+        "/* Written by evertrain.trace.layout; a test compares the two. */",
+        "#ifndef EVERTRAIN_RECORD_H", "#define EVERTRAIN_RECORD_H", "#include <stddef.h>", "#include <stdint.h>", "",
+        f"#define EV_MAGIC \"{MAGIC[:-1].decode()}\"",
+    ]  # fmt: skip
+    numbers = {
+        "LAYOUT": LAYOUT, "RECORD_BYTES": RECORD_BYTES, "HEADER_BYTES": HEADER_BYTES, "HEAD_AT": HEAD_AT,
+        "LOST_AT": LOST_AT, "POINT_TO_POINT": POINT_TO_POINT, "COALESCED": COALESCED, "POSTED_ONLY": POSTED_ONLY,
+        "GRAPH": GRAPH,
+        **{f"WRITER_{name.upper()}": number for name, number in WRITERS.items()},
+        **{f"KIND_{name.upper()}": number for name, number in KINDS.items()},
+        **{f"SEEN_{name.upper()}": number for name, number in SEEN.items()},
+        **{f"OP_{name.upper()}": number for number, name in enumerate(OPS)},
+    }  # fmt: skip
+    lines += [f"#define EV_{name} {number}" for name, number in numbers.items()]
+    lines += [f"#define EV_UNSEEN {UNSEEN:#x}u", f"#define EV_NOBODY ({NOBODY})", f"#define EV_ANYBODY ({ANYBODY})", ""]
+    lines += _c_struct("ev_header", HEADER)
+    lines += _c_struct("ev_operation", (*COMMON, *OPERATION, *TAIL))
+    lines += [
+        "_Static_assert(sizeof(struct ev_operation) == EV_RECORD_BYTES, \"a record has 128 bytes\");",
+        f"_Static_assert(sizeof(struct ev_header) == {HEADER_STRUCT.size}, \"of the header\");",
+        f"_Static_assert(offsetof(struct ev_operation, crc) == {BODY_BYTES}, \"the CRC covers the rest\");",
+        "#endif",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _c_struct(name: str, fields: Iterable[Field]) -> list[str]:
+    lines = [f"struct {name} {{"]
+    for field, kind in fields:
+        if kind.startswith("text"):
+            lines.append(f"    char {field}[{kind[4:]}];")
+        else:
+            lines.append(f"    {_C[kind[0]]}{kind[1:]}_t {field};")
+    return [*lines, "};", ""]

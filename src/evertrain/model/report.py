@@ -257,6 +257,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Which process of an attempt that is over is still on a GPU: until it has gone no other attempt may start here."""
     captured: int = 0
     """Number of the newest capture that is over here."""
+    traced: int = 0
+    """Ranks here whose collectives and connections are written down."""
     inspected: Inspected | None = None
     """What came of the test that `Desired.inspect` asks for: it is left out once the controller has noted it."""
 

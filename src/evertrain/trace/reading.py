@@ -90,7 +90,7 @@ class Reader:
         count = self._header.table
         raw = os.pread(self._descriptor, count * layout.RECORD_BYTES, layout.HEADER_BYTES)
         found = np.frombuffer(raw, OPERATION, len(raw) // layout.RECORD_BYTES)
-        at = np.flatnonzero(_whole(raw, found) & (found["kind"] != layout.KINDS["none"]))
+        at = np.flatnonzero(_whole(raw, found, found["kind"] != layout.KINDS["none"]))
         return at, found[at]
 
     def since(self, number: int) -> Records:

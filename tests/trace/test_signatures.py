@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import bridge, cgroups
-from support.waiting import eventually
 
 from evertrain.trace import layout
 from evertrain.trace.flows import Flows, paired
 from evertrain.trace.hosts import Host
+from support import bridge, cgroups
+from support.waiting import eventually
 
 needs = bridge.why_not("tc", "nft")
 pytestmark = [pytest.mark.skipif(bool(needs), reason=needs), pytest.mark.xdist_group("bridge")]

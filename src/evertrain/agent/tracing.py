@@ -60,6 +60,7 @@ class Tracing:
         self._flows_cost_s = 0.0
         self._flows_due_ns = 0
         self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
         self._wanted: tuple[int, tuple[int, ...], int] | None = None
         self._blind: tuple[str, ...] = ()
         self.traced = 0
@@ -71,11 +72,22 @@ class Tracing:
 
     def start(self) -> None:
         if self._enabled:
-            threading.Thread(target=self._run, name=THREAD, daemon=True).start()
+            self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
+            self._thread.start()
 
-    def stop(self) -> None:
-        """What the thread is about to do it still does."""
+    def stop(self, wait_s: float = 0.0) -> None:
+        """What the thread is about to do it still does; it is waited for no longer than this."""
         self._stop.set()
+        if self._thread is None:
+            self._close()
+        else:
+            self._thread.join(wait_s)
+
+    def _close(self) -> None:
+        self._flows.close()
+        for track in self._tracks.values():
+            track.close()
+        self._tracks.clear()
 
     def prepare(self, attempt: int, ranks: Sequence[int], term: int) -> None:
         """These may start before long: have their rings allocated beside everything else."""
@@ -100,7 +112,7 @@ class Tracing:
             now = self._clock()
             due_ns = max(due_ns + TICK_NS, now)
             self._stop.wait((due_ns - now) / 1e9)
-        self._flows.close()
+        self._close()
 
     def tick(self) -> None:
         """Look once at everything that is due."""

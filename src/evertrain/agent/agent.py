@@ -31,6 +31,7 @@ from evertrain.agent.sensing import Sensing, sensors_of
 from evertrain.agent.tracing import Tracing
 from evertrain.agent.uploads import Uploads
 from evertrain.agent.versions import Versions
+from evertrain.agent.windowing import Windowing
 from evertrain.checkpoint import disk
 from evertrain.detect.peers import Peers
 from evertrain.detect.trackers import TrackerRules
@@ -81,6 +82,7 @@ class Agent:
         self._machine = Machine(sensors, self._metrics)
         self._clearing = Clearing(self._machine.gpus, self._wake_up)
         self._tracing = Tracing(spec, self._view.page_path, lambda: self._keeper.state)
+        self._windowing = Windowing(spec, token, self._tracing.rings, self._view.page_path, self._zero)
         self._order: Desired | None = None
         self._changed = False
         self._look_again = asyncio.Event()
@@ -203,6 +205,7 @@ class Agent:
         self._uploads.obey(order.upload, order.ranks)
         self._self_checks.obey(order)
         self._capturing.obey(order)
+        self._windowing.obey(order)
         self._diagnosing.obey(order)
         self._versions.obey(order.code)
         self._peers.obey(order.peers)

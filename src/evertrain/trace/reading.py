@@ -111,6 +111,12 @@ class Reader:
         self._hole = hole
         return self._split(found, last, last - number - len(found))
 
+    def newest(self, count: int) -> Records:
+        """The last so many, without those that are being written, or were when their writer died."""
+        head = self.head()
+        count = min(count, head, self._header.capacity)
+        return self._split(self._found(head - count + 1, count), head, 0)
+
     def window(self, t0_ns: int, t1_ns: int) -> Records:
         """What was written between two moments of the node's monotonic clock; the writer wrote it in that order."""
         head = self.head()
@@ -153,6 +159,15 @@ class Reader:
             for body, kind in zip(layout.BODIES, (OPERATION, FLOW, HOST), strict=True)
         )
         return Records(operations, flows, hosts, last, missed)
+
+
+def split(found: Array, last: int = 0, missed: int = 0) -> Records:
+    """`found`: whole records of any kind, as operations."""
+    operations, flows, hosts = (
+        found[np.isin(found["kind"], _BODY_NUMBERS[body])].view(kind)
+        for body, kind in zip(layout.BODIES, (OPERATION, FLOW, HOST), strict=True)
+    )
+    return Records(operations, flows, hosts, last=last, missed=missed)
 
 
 def _whole(raw: bytes, found: Array, candidates: Array | None = None) -> Array:

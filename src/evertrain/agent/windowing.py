@@ -7,11 +7,10 @@ who has not answered. The rings of an attempt that is over are read like those o
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from evertrain.model.report import Desired
 from evertrain.model.spec import AgentSpec
 from evertrain.model.windows import Ends, NodeWindow, RingWindow, TracedGroup, WindowOrder
 from evertrain.trace import flows
+from evertrain.trace import groups as groups_of
 from evertrain.worker import contact
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _LIMIT_S = 10.0
 _BRIEF = 1024
 """Records of a ring that are looked through for the newest of each communicator."""
 _REMEMBERED = 64
-_MOST_GROUPS_BYTES = 16 << 20
 
 
 class Windowing:
@@ -90,7 +89,7 @@ class Windowing:
                 continue
             found.append(_cut(path, name, order, now_ns))
             if name.writer == "hook":
-                groups |= {one.id: one for one in _groups(Path(self._groups_path(name)))}
+                groups |= {one.id: one for one in groups_of.read(Path(self._groups_path(name)))}
         return NodeWindow(
             number=order.number,
             attempt=order.attempt,
@@ -145,20 +144,3 @@ def _newest(seen: Records) -> bytes:
     ):
         newest[key] = at
     return seen.operations[sorted(newest.values())].tobytes()
-
-
-def _groups(path: Path) -> Iterator[TracedGroup]:
-    try:
-        with path.open("rb") as file:
-            lines = file.read(_MOST_GROUPS_BYTES).splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            said = json.loads(line)
-            if "id" in said:
-                yield TracedGroup(
-                    id=str(said["id"]), name=str(said["name"]), desc=str(said["desc"]), ranks=tuple(said["ranks"])
-                )
-        except (ValueError, KeyError, TypeError):
-            continue  # it is being written

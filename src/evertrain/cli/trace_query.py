@@ -37,8 +37,8 @@ def main(argv: Sequence[str]) -> int:
     duckdb = needs_duckdb()
     connection = _connection(trace_source.scene(args))
     try:
-        answer = connection.sql(args.sql)
-        names, rows = (list(answer.columns), answer.fetchall()) if answer is not None else ([], [])
+        answer = connection.execute(args.sql)
+        names, rows = [column[0] for column in answer.description or ()], answer.fetchall()
     except duckdb.Error as error:
         raise UsageError(f"trace query: {' '.join(str(error).split())[:400]}") from error
     if args.json:
@@ -73,8 +73,10 @@ def write_parquet(scene: Scene, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     for name in TABLES:
         file = str(folder / f"{name}.parquet").replace("'", "''")
-        connection.sql(f"COPY {name} TO '{file}' (FORMAT PARQUET)")
-    counts = ", ".join(f"{connection.sql(f'SELECT count(*) FROM {name}').fetchone()[0]} {name}" for name in TABLES)
+        connection.execute(f"COPY {name} TO '{file}' (FORMAT PARQUET)")
+    counts = ", ".join(
+        f"{connection.execute(f'SELECT count(*) FROM {name}').fetchall()[0][0]} {name}" for name in TABLES
+    )
     return f"{counts} in {folder}"
 
 
@@ -83,7 +85,7 @@ def _connection(scene: Scene) -> Any:
     connection = duckdb.connect()
     for name, columns in _tables(scene).items():
         connection.register(f"{name}_", columns)
-        connection.sql(f"CREATE TABLE {name} AS SELECT * FROM {name}_")
+        connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {name}_")
     return connection
 
 

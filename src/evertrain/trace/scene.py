@@ -7,7 +7,7 @@ that is right across nodes is the window's to say: nothing here compares times o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -86,11 +86,16 @@ def _track(node: NodeWindow, ring: RingWindow, wall_ns: int) -> Track:
 
 def of_folder(where: Path) -> Scene:
     """The rings of the newest attempt of each node below it, and what lies beside them."""
+    return of_files(ring_files(where))
+
+
+def of_files(paths: Iterable[Path]) -> Scene:
+    """The same for these rings."""
     tracks: list[Track] = []
     groups: dict[int, TracedGroup] = {}
     pairs: list[Pair] = []
     problems: list[str] = []
-    for path in ring_files(where):
+    for path in paths:
         try:
             with Reader(path) as reader:
                 track = _of_reader(reader)
@@ -102,10 +107,14 @@ def of_folder(where: Path) -> Scene:
         pairs += flows.read_pairs(path.with_name(f"{stem}-agent.flows"), track.rank)
         for page in (path.parent.parent / "pages" / f"{stem}.groups", path.with_name(f"{stem}.groups")):
             groups |= _by_number(groups_of.read(page))
-    newest = {
-        node: max(track.attempt for track in tracks if track.node == node) for node in {one.node for one in tracks}
-    }
+    newest, ended = dict[str, int](), dict[str, int]()
+    for track in tracks:
+        newest[track.node] = max(track.attempt, newest.get(track.node, 0))
     tracks = [track for track in tracks if track.attempt == newest[track.node]]
+    # a node has one clock, and its agent writes after its ranks have fallen silent
+    for track in tracks:
+        ended[track.node] = max(track.last_ns, ended.get(track.node, 0))
+    tracks = [replace(track, last_ns=ended[track.node]) for track in tracks]
     _name_peers(tracks, dict.fromkeys(pairs))
     return Scene(tuple(tracks), groups, (), tuple(problems))
 

@@ -172,7 +172,7 @@ def split(found: Array, last: int = 0, missed: int = 0) -> Records:
 
 def _whole(raw: bytes, found: Array, candidates: Array | None = None) -> Array:
     """Which records are whole: both numbers agree, and the sum is right."""
-    good = found["check"] == (found["number"] & 0xFFFFFFFF)
+    good: Array = found["check"] == (found["number"] & 0xFFFFFFFF)
     if candidates is not None:
         good &= candidates
     size, body = layout.RECORD_BYTES, layout.BODY_BYTES

@@ -93,6 +93,7 @@ def _tables(scene: Scene) -> dict[str, dict[str, Any]]:
     import numpy as np
 
     from evertrain.trace import layout, reading
+    from evertrain.trace import scene as scenes
 
     def together(body: str, dtype: Any) -> dict[str, Any]:
         found: list[tuple[Array, int, str, str]] = []
@@ -134,7 +135,7 @@ def _tables(scene: Scene) -> dict[str, dict[str, Any]]:
     groups = sorted(scene.groups.items())
     made["groups"] = {
         "comm": np.array([f"{comm:016x}" for comm, _ in groups], dtype=object),
-        "name": np.array([group.desc or group.name for _, group in groups], dtype=object),
+        "name": np.array([scenes.named(group) for _, group in groups], dtype=object),
         "members": np.array([",".join(map(str, group.ranks)) for _, group in groups], dtype=object),
     }
     return made

@@ -1,4 +1,4 @@
-"""Where tests of stopped nodes see nothing, the job itself is replayed on groups of them: who spoils its numbers goes."""
+"""Where tests of stopped nodes see nothing, the job itself is replayed on groups of them: who spoils it goes."""
 
 from __future__ import annotations
 

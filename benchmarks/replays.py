@@ -1,9 +1,9 @@
 """Does a replay of the job find the node that computes wrongly? One job and one fault; for benchmarks that want many.
 
 Six local nodes with one rank each and a spare one train examples/train_3d.py (tests/support/scripts/replayed.py), whose
-loss is no number in the first two attempts. Tests of stopped nodes are switched off, so that the second failure leads to
-the replay at once. `p` is the fraction of starts in which the node's products have a flipped bit: with 1.0 three rounds
-say who it is, with 0.1 some tens are needed (`repeats`).
+loss is no number in the first two attempts. Tests of stopped nodes are switched off: the second failure leads to the
+replay at once. `p` is the fraction of starts in which the node's products have a flipped bit: with 1.0 three rounds say
+who it is, with 0.1 some tens are needed (`repeats`).
 
     from replays import replay
     trial = replay("node-3", p=0.1, seed=7, repeats=40)

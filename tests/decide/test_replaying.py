@@ -255,9 +255,7 @@ def test_replays_can_be_switched_off() -> None:
 def test_what_is_shown_of_it() -> None:
     world = not_finite(Fleet("node-3"))
     until_replay(world)
-    assert (
-        check_views.under_way(world.state) == "the start waits for a replay of the job: 3 groups of 2 nodes, horizontal"
-    )
+    assert check_views.under_way(world.state) == "the start waits for a replay of the job on groups of its 6 nodes"
     through(world)
     shown = views.incidents(world.state)[1]
     assert shown["action"] == "replay"

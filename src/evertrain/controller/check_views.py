@@ -23,9 +23,7 @@ def under_way(state: JobState) -> str:
     if incident is None or incident.decided is not None or state.closing:
         return ""
     if incident.replays:
-        groups = incident.replays[-1].asked.groups
-        size = counted(len(groups[0].nodes), "node")
-        return f"the start waits for a replay of the job: {counted(len(groups), 'group')} of {size}, {groups[0].phase}"
+        return f"the start waits for a replay of the job on groups of its {len(incident.replays[-1].asked.nodes)} nodes"
     if not incident.stages:
         return ""
     newest = incident.stages[-1].asked

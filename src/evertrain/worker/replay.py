@@ -130,7 +130,7 @@ def bits_of(tensor: Any) -> bytes:
     local = tensor.detach()
     if hasattr(local, "to_local"):
         local = local.to_local()
-    local = local.cpu().contiguous()
+    local = (local.to_dense() if local.is_sparse else local).cpu().contiguous()
     return ctypes.string_at(local.data_ptr(), local.numel() * local.element_size()) if local.numel() else b""
 
 

@@ -313,7 +313,7 @@ def _not_found(replay: Replay, seen: _Evidence) -> Conclusion:
     runs = seen.rounds["horizontal"] + seen.rounds["vertical"]
     left = seen.in_odd_groups(seen.unexplained(()))
     if not left:
-        text = f"all groups agree bit by bit in {counted(runs, 'replay')}: what happened did not happen again"
+        text = f"all groups agree bit by bit in {counted(runs, 'replay')}: no node computes otherwise than others"
         return Conclusion(confidence=SURE, because=text)
     text = f"{_odd_ones(replay, seen)}, and no node is in groups of both directions that differ, in {runs} replays"
     return Conclusion(suspects=_names(replay, sorted(left)), confidence=UNSURE, because=text)

@@ -30,6 +30,7 @@ from evertrain.decide import (
     joining,
     planned,
     reaching,
+    replaying,
     rollback,
     rounds,
     standbys,
@@ -398,7 +399,7 @@ class Conductor:
         running = self._state.active.by_node() if self._state.active is not None else {}
         placed, pinned = self._state.ranks_by_node(), rollback.pinned(self._state)
         prepared, tried = changes.prepared(self._state, picture), reaching.tried(self._state)
-        capture = captures.order(self._state, now)
+        capture, replays = captures.order(self._state, now), replaying.parts(self._state, picture)
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
@@ -418,6 +419,7 @@ class Conductor:
                 tried=tried,
                 capture=capture,
                 inspect=inspection.order(self._state, node),
+                replay=replays.get(node),
             )
             order = replace(
                 order,

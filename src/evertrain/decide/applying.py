@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from evertrain.decide.memory import MOST_NODES, Chain, Memory, evolve, with_other_code
-from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState, Restart, Stage
+from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState, Restart, Round, Stage
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, VersionKept, VersionProven
 from evertrain.model.diagnosis import StageAsked, StageDone
 from evertrain.model.records import AnyRecord
+from evertrain.model.replays import ReplayAsked, ReplayDone
 
 _MOST_AUDITS = 1000
 _MOST_CAPTURES = 32
@@ -59,7 +60,7 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             told = attempt.told_to_end or record.signal == 15
             return _with_attempt(state, replace(attempt, ending=record, told_to_end=told))
         case r.AttemptEnded():
-            state = _with_attempt(state, replace(_attempt(state, record.attempt), ended=record))
+            state = _with_attempt(_of_script(state, record), replace(_attempt(state, record.attempt), ended=record))
             return replace(state, best_step=_max(state.best_step, record.step))
         case r.AttemptResumed():
             return _attempt_resumed(state, record)
@@ -101,6 +102,8 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return replace(state, captures=captures)
         case StageAsked() | StageDone():
             return _stage(state, record)
+        case ReplayAsked() | ReplayDone():
+            return _replay(state, record)
         case r.StopRequested():
             return replace(state, stop=state.stop or record)
         case r.RestartRequested():
@@ -162,6 +165,8 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         answers={},
         suspicion=None,
         captures=(),
+        takes_replays=False,
+        learnt_mesh="",
         stop=None,
         restarts=(),
         own=None,
@@ -266,6 +271,23 @@ def _stage(state: JobState, record: StageAsked | StageDone) -> JobState:
     return _with_incident(state, replace(incident, stages=stages))
 
 
+def _replay(state: JobState, record: ReplayAsked | ReplayDone) -> JobState:
+    incident = state.incidents[record.incident]
+    if isinstance(record, ReplayAsked):
+        rounds = (*incident.replays, Round(asked=record))
+        state = replace(state, next_replay=record.round + 1)
+    else:
+        *earlier, newest = incident.replays
+        rounds = (*earlier, replace(newest, done=record))
+    return _with_incident(state, replace(incident, replays=rounds))
+
+
+def _of_script(state: JobState, record: r.AttemptResumed | r.AttemptEnded) -> JobState:
+    """What an attempt has shown of the script that all of this run have."""
+    takes, mesh = state.takes_replays or record.takes_replays, record.mesh or state.learnt_mesh
+    return replace(state, takes_replays=takes, learnt_mesh=mesh)
+
+
 def _signal_raised(state: JobState, record: r.SignalRaised) -> JobState:
     state = replace(state, signals=(*state.signals, record))
     if not record.key:
@@ -307,7 +329,7 @@ def _with_change(state: JobState, changed: Change) -> JobState:
 
 
 def _attempt_resumed(state: JobState, record: r.AttemptResumed) -> JobState:
-    state = _with_attempt(state, replace(_attempt(state, record.attempt), resumed=record))
+    state = _with_attempt(_of_script(state, record), replace(_attempt(state, record.attempt), resumed=record))
     incident = state.incident
     if incident is not None and incident.failover_attempt == record.attempt:
         state = _with_incident(state, replace(incident, resumed_time=record.resumed_time))

@@ -71,7 +71,10 @@ SUITES: dict[Symptom, tuple[Test, ...]] = {
 
 def sources(config: Config) -> tuple[d.Rung, ...]:
     """Who can be asked, as it is configured."""
-    return ("inspect", "roll_back") if config.diagnose.enabled else ("roll_back",)
+    can_ask: dict[d.Rung, bool] = {
+        "inspect": config.diagnose.enabled, "roll_back": True, "replay": config.diagnose.replay
+    }  # fmt: skip
+    return tuple(rung for rung, can in can_ask.items() if can)
 
 
 def symptom_of(category: str, cause: str) -> Symptom:

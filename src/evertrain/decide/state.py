@@ -13,6 +13,7 @@ from evertrain.model.clocks import Clock
 from evertrain.model.code import Version
 from evertrain.model.decisions import Policy
 from evertrain.model.diagnosis import Run, Setting, StageAsked, StageDone
+from evertrain.model.replays import ReplayAsked, ReplayDone
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +64,13 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     done: StageDone | None = None
 
 
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups of stopped nodes that were asked to replay the job at the same time."""
+
+    asked: ReplayAsked
+    done: ReplayDone | None = None
+
+
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """From the first signal to the step that training had reached before."""
 
@@ -76,6 +84,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """After which training goes on or ends; None: somebody is asked, or waited for."""
     stages: tuple[Stage, ...] = ()
     """Tests of stopped nodes because of it, oldest first."""
+    replays: tuple[Round, ...] = ()
+    """Rounds of the replay because of it, oldest first."""
     failover_attempt: int | None = None
     resumed_time: float | None = None
     closed: r.IncidentClosed | None = None
@@ -168,6 +178,12 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers go on over all runs: files are named by them."""
     next_stage: int = 1
     """Of the tests of stopped nodes; numbers go on over all runs."""
+    next_replay: int = 1
+    """Of the rounds of replays; numbers go on over all runs."""
+    takes_replays: bool = False
+    """An attempt of this run has asked whether it is a replay."""
+    learnt_mesh: str = ""
+    """Parallel dimensions, as read off the process groups of this run's ranks; empty: they cannot be."""
     golden: dict[Setting, Run] = {}
     """The bits of the reference model that enough nodes have agreed on, in all runs."""
     stop: r.StopRequested | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.decide import captures, changes, inspection, ladder, rollback, standbys, starting
+from evertrain.decide import captures, changes, examining, inspection, ladder, rollback, standbys, starting
 from evertrain.decide.applying import apply
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
@@ -381,7 +381,7 @@ class World:
                     self.state, self.picture(), self.spec, self.config, node.name,
                     fetches=fetches, check=check, reach=reach,
                     capture=captures.order(self.state, self.now),
-                    inspect=inspection.order(self.state, node.name),
+                    inspect=inspection.order(self.state, node.name) or examining.order(self.state, node.name),
                 )  # fmt: skip
             if node.order is not None and not node.away:
                 self._perform(node, node.order)

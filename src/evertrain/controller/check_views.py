@@ -18,12 +18,35 @@ def checks(incident: Incident) -> list[dict[str, Any]]:
 def under_way(state: JobState) -> str:
     """What the next start waits for, while stopped nodes are tested; empty: they are not. No seconds: whoever prints
     what has changed would print a line each second."""
-    incident = state.incident
-    if incident is None or incident.decided is not None or not incident.stages or state.closing:
+    incident, exam = state.incident, state.exam
+    if state.closing:
+        return ""
+    if exam is not None and exam.asked.holds:
+        now = f", now {exam.stages[-1].asked.name}" if exam.stages else ""
+        nodes = counted(len(exam.asked.nodes), "node")
+        return f"the start waits for tests of {nodes} that `evertrain diagnose` has asked for{now}"
+    if incident is None or incident.decided is not None or not incident.stages:
         return ""
     newest = incident.stages[-1].asked
     nodes = counted(len(newest.nodes), "node")
     return f"the start waits for tests of {nodes}, now {newest.name}"
+
+
+def exam(state: JobState, number: int) -> dict[str, Any] | None:
+    """An examination, as far as it has come; None: this run knows no such one."""
+    found = next((one for one in state.exams if one.asked.exam == number), None)
+    if found is None:
+        return None
+    asked, over = found.asked, found.over
+    return {
+        "exam": number,
+        "reason": asked.reason,
+        "nodes": list(asked.nodes),
+        "over": over is not None,
+        "outcome": over.outcome if over is not None else None,
+        "because": over.because if over is not None else "",
+        "checks": [_check(one) for one in found.stages],
+    }
 
 
 def _check(stage: Stage) -> dict[str, Any]:

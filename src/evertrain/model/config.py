@@ -247,6 +247,9 @@ class DiagnoseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """So long may all tests together keep the job from its next start."""
     kind: Literal["auto", "dense", "moe"] = "auto"
     """Of the reference model that all nodes compute: `moe` where the mesh of the job has `ep`."""
+    returning: bool = True
+    """Whether an evicted node has to pass tests before it is a standby again, and each standby is tested when it has
+    come; never on a machine on which ranks train."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, 
 from evertrain.model.clocks import Clock
 from evertrain.model.decisions import ActionName, AnyAction, AnyEvent, Policy
 from evertrain.model.diagnosis import StageAsked, StageDone
+from evertrain.model.exam_records import ExamAsked, ExamOver
 from evertrain.model.record import Record as Record
 from evertrain.model.report import Difference, Identity, RankError
 from evertrain.model.spec import Seats
@@ -384,6 +385,8 @@ AnyRecord = (
     | HangLocated
     | StageAsked
     | StageDone
+    | ExamAsked
+    | ExamOver
     | StopRequested
     | RestartRequested
     | VersionKept

@@ -32,7 +32,8 @@ def run(job: KnownJob, nodes: Sequence[str], symptom: Symptom, budget_s: float, 
     while True:
         lives = look.lives(job)
         try:
-            seen: Json = client.of_run_dir(job.run_dir, look.ASK_S).get(f"/v1/exams/{number}")
+            with client.of_run_dir(job.run_dir, look.ASK_S) as controller:
+                seen: Json = controller.get(f"/v1/exams/{number}")
             heard = time.monotonic()
             done = [check for check in seen["checks"] if check["seconds"] is not None]
             if not quiet and done[told:]:

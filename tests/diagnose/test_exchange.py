@@ -6,8 +6,7 @@ from typing import Any
 
 from evertrain.locate import pairs
 from evertrain.locate.pairs import Pair, PairResult
-
-from .fleet import Done, Fleet, Node
+from support.fleet import Done, Fleet, Node
 
 SMALL = {"size_bytes": 64 << 10, "rounds": 2}
 

@@ -302,14 +302,15 @@ def _judged(state: JobState, earlier: Sequence[Stage], asked: StageAsked, result
 
 
 def kept(one: Inspected) -> Inspected:
-    """What the log keeps: every number, of hashes one a run, and the setting once a node."""
-    return replace(
-        one,
-        readings=tuple(
-            replace(reading, detail={name: value for name, value in reading.detail.items() if _is_kept(name, reading)})
-            for reading in one.readings
-        ),
-    )
+    """What the log keeps: every number, of hashes one a run, or one where all are the same; the setting once a node."""
+    return replace(one, readings=tuple(replace(reading, detail=_kept(reading)) for reading in one.readings))
+
+
+def _kept(reading: Reading) -> dict[str, Any]:
+    detail = {name: value for name, value in reading.detail.items() if _is_kept(name, reading)}
+    if reading.name == "alignment" and len(set(runs := detail.get("runs", ()))) == 1:
+        detail |= {"runs": list(runs[:1]), "same_runs": len(runs)}
+    return detail
 
 
 def _is_kept(name: str, reading: Reading) -> bool:

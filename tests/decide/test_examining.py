@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from evertrain.controller import check_views
-from evertrain.decide import examining
+from evertrain.decide import examining, inspected
 from evertrain.model import records as r
 from evertrain.model.config import Config, DiagnoseConfig, LadderConfig
-from evertrain.model.diagnosis import Inspected, InspectOrder, Reading
+from evertrain.model.diagnosis import Inspected, InspectOrder, Reading, StageAsked
 from evertrain.model.exam_records import ExamAsked, ExamOver
 from support.world import World
 
@@ -237,9 +237,9 @@ def test_nothing_is_tested_where_that_is_not_wanted(settings: dict[str, bool]) -
     assert not fleet.asked
 
 
-def evicted(fleet: Fleet, *, shared: bool = False) -> World:
+def evicted(fleet: Fleet, *, shared: bool = False, standby: int = 1) -> World:
     """The network of node-1 was odd twice, and it has gone; node-3 is in its place."""
-    world = machines(fleet)
+    world = machines(fleet, standby=standby)
     if shared:
         for node in world.nodes.values():
             node.address = "127.0.0.1"
@@ -301,3 +301,28 @@ def test_a_node_that_the_user_lets_back_is_tested_like_any_that_comes() -> None:
     world.turns(40, 0.5)
     assert world.state.standbys() == ("node-1",)
     assert len(fleet.tested("node-1")) == before + 4
+
+
+def test_one_that_would_come_back_is_compared_with_standbys_where_nothing_is_stored() -> None:
+    fleet = Fleet()
+    world = evicted(fleet, standby=4)
+    while not any(one.asked.reason == "returning" for one in world.state.exams):
+        world.turn(1.0)
+    assert world.state.exams[-1].asked.nodes == ("node-1", "node-4", "node-5")
+    over(world)
+    world.turns(3)
+    assert "node-1" in world.state.standbys()
+
+
+def test_one_alone_has_to_repeat_its_own_bits() -> None:
+    asked = StageAsked(
+        time=0.0, stage=1, incident=0, symptom="returning", name="bit-wise alignment", program="alignment",
+        parameters={}, budget_s=20.0, nodes=("a",), groups=(("a",),),
+    )  # fmt: skip
+    setting = {"device": "cpu", "capability": "", "threads": 1, "versions": "", "model": ""}
+    records = {name: [[1, "loss", name]] for name in ("x", "y")}
+    detail = {"runs": ["x", "x", "y"], "records": records, "setting": setting}
+    reading = Reading(rank=2, name="alignment", value=0.1, unit="s/step", detail=detail)
+    said = {"a": Inspected(number=1, outcome="passed", readings=(reading,))}
+    assert inspected.alone(asked, said, {}, {}).accused == {"a": "a: bit-wise alignment: rank 2: 3 runs gave 2 results"}
+    assert inspected.alone(asked, said, {"b": said["a"]}, {}).accused == {}, "there the others say more"

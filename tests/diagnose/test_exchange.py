@@ -57,6 +57,18 @@ def test_two_ranks_a_node(fleet: Fleet) -> None:
     assert result.bytes_s and not result.failure
 
 
+def test_what_tcp_has_sent_is_counted(fleet: Fleet) -> None:
+    nodes = {name: fleet.node(name) for name in ("a", "b")}
+    store = fleet.store()
+    for name in nodes:
+        nodes[name].ask("exchange", nodes=["a", "b"], store=store, key="tcp", size_bytes=4 << 20, rounds=3)
+    for done in [nodes[name].hear_done() for name in nodes]:
+        (reading,) = done.readings
+        # over loopback a segment holds up to 64 KiB, and none is lost
+        assert reading["detail"]["segments"] >= 3 * (2 << 20) / (64 << 10)
+        assert reading["detail"]["resent"] <= reading["detail"]["segments"] / 100
+
+
 def test_a_partner_that_does_not_come(fleet: Fleet) -> None:
     done = fleet.node("a").test("exchange", budget_s=2, nodes=["a", "b"], store=fleet.store(), key="k", **SMALL)
     assert done.outcome in ("late", "crashed") and done.seconds < 20

@@ -213,18 +213,12 @@ def check(
         parameters=order.parameters, budget_s=order.budget_s, nodes=(node,), groups=((node,),),
     )  # fmt: skip
     judged = inspected.alone(asked, {node: found}, {}, golden)
-    accused = dict(judged.accused)
-    for reading in found.readings:
-        runs = reading.detail["runs"] if reading.name == "alignment" else ()
-        if len(set(runs)) > 1:
-            told = f"{node}: {name}: rank {reading.rank}: {len(runs)} runs gave {len(set(runs))} results"
-            accused.setdefault(node, told)
     return {
         "name": name,
         "again": False,
         "groups": [[node]],
         "seconds": round(seconds, 3),
-        "accused": accused,
+        "accused": dict(judged.accused),
         "notes": list(judged.notes),
         "results": {node: msgspec.to_builtins(inspection.kept(found))},
     }

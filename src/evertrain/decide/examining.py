@@ -29,6 +29,8 @@ from evertrain.model.words import counted
 FAILED = "failed_tests"
 """The signal that a node gets which fails them."""
 _MOST_NAMED = 8
+_WITNESSES = 2
+"""With the one that would come back they make a majority."""
 _DONE = ("passed", "absent")
 
 
@@ -128,7 +130,10 @@ def of_returning(state: JobState, picture: Picture, node: str, config: Config, n
         return []
     if over is not None and now - state.since(over.time) < config.ladder.quiet_s:
         return []
-    return [_asked(state, "returning", "returning", (node,), config.diagnose.budget_s, now)]
+    # where no bits are stored to compare with, standbys that wait say what is right
+    waiting = [one for one in state.usable_standbys() if picture.connected(one)] if not state.golden else []
+    nodes = (node, *_apart(state, picture, waiting)[:_WITNESSES])
+    return [_asked(state, "returning", "returning", nodes, config.diagnose.budget_s, now)]
 
 
 def _is_wanted(state: JobState, config: Config) -> bool:

@@ -11,7 +11,7 @@ the test.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -77,8 +77,20 @@ def alone(asked: StageAsked, results: Results, first: Results, golden: Mapping[S
         return Judged(accused=accused, notes=tuple(notes))
     aligned = alignment.judge(_runs({**first, **results}), golden)
     accused |= {one.node: one.evidence for one in aligned.accused}
+    if len(results) == len({**first, **results}) == 1:
+        accused = {**dict(_unsteady(asked, results)), **accused}
     notes += [f"{asked.name}: {line}" for line in aligned.because]
     return Judged(accused=accused, notes=tuple(notes[:_MOST_NOTES]), golden=aligned.to_store)
+
+
+def _unsteady(asked: StageAsked, results: Results) -> Iterator[tuple[str, str]]:
+    """Who does not repeat its own bits: where there is nobody beside it, that has to say enough."""
+    for node, one in results.items():
+        for reading in one.readings:
+            runs = reading.detail.get("runs", ()) if reading.name == "alignment" else ()
+            if len(set(runs)) > 1:
+                told = f"rank {reading.rank}: {len(runs)} runs gave {len(set(runs))} results"
+                yield node, f"{node}: {asked.name}: {told}"
 
 
 def _missing(asked: StageAsked, results: Results) -> Iterable[str]:

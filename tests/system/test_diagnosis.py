@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import InPeace, StartJob
-from support import jobs, training
+from support import jobs, machines, training
 from support.jobs import Job
 
 NODES = ["--local-nodes=4", "--nnodes=3", "--standby=1"]
@@ -113,3 +114,26 @@ def test_by_hand_a_job_that_waits_for_nodes_is_tested_and_starts_afterwards(star
     assert time.monotonic() - began < 90
     second = start_job("train.py", folder="waits", **more)
     assert (first.wait(), second.wait()) == (0, 0)
+
+
+def test_a_machine_that_comes_as_a_standby_and_computes_wrongly_is_found_by_itself(tmp_path: Path) -> None:
+    if why := machines.why_not():
+        pytest.skip(why)
+    with machines.pair(tmp_path) as (first, second):
+        job, _ = (
+            one.start(
+                "train.py", nproc=1, job=f"comes-{first.namespace}",
+                flags=["--nnodes=1", "--standby=1", f"--rdzv-endpoint={first.name}:29441"],
+                args=["--sleep", "0.3", "--steps", "600"],
+                environment={**CALM, "EVERTRAIN_DIAGNOSE_FAULT": f"flip:node={second.name},matmul=7,p=0.3"},
+            )
+            for one in (first, second)
+        )  # fmt: skip
+        status = job.wait_until(
+            lambda seen: [node["state"] for node in seen["nodes"]] == ["active", "evicted"], "it is found", within_s=100
+        )
+        assert status["attempt"] == 1, "training has gone on"
+        (incident,) = job.incidents()
+    assert (incident["cause"], incident["nodes"]) == ("failed tests", [second.name])
+    # only the training step has so many products; alone and with nothing to compare with, it contradicts itself
+    assert "bit-wise alignment: rank 0: 50 runs gave" in incident["evidence"][0]

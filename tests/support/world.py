@@ -12,7 +12,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.decide import captures, changes, inspection, ladder, replaying, rollback, standbys, starting
+from evertrain.decide import (
+    captures,
+    changes,
+    examining,
+    inspection,
+    ladder,
+    replaying,
+    rollback,
+    standbys,
+    starting,
+)  # fmt: skip
 from evertrain.decide.applying import apply
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
@@ -392,7 +402,7 @@ class World:
                     self.state, self.picture(), self.spec, self.config, node.name,
                     fetches=fetches, check=check, reach=reach,
                     capture=captures.order(self.state, self.now),
-                    inspect=inspection.order(self.state, node.name),
+                    inspect=inspection.order(self.state, node.name) or examining.order(self.state, node.name),
                     replay=replays.get(node.name),
                 )  # fmt: skip
             if node.order is not None and not node.away:

@@ -19,8 +19,14 @@ def checks(incident: Incident) -> list[dict[str, Any]]:
 def under_way(state: JobState) -> str:
     """What the next start waits for, while stopped nodes are tested; empty: they are not. No seconds: whoever prints
     what has changed would print a line each second."""
-    incident = state.incident
-    if incident is None or incident.decided is not None or state.closing:
+    incident, exam = state.incident, state.exam
+    if state.closing:
+        return ""
+    if exam is not None and exam.asked.holds:
+        now = f", now {exam.stages[-1].asked.name}" if exam.stages else ""
+        nodes = counted(len(exam.asked.nodes), "node")
+        return f"the start waits for tests of {nodes} that `evertrain diagnose` has asked for{now}"
+    if incident is None or incident.decided is not None:
         return ""
     if incident.replays:
         return f"the start waits for a replay of the job on groups of its {len(incident.replays[-1].asked.nodes)} nodes"
@@ -64,6 +70,23 @@ def _round(one: Round, usual: str | None) -> dict[str, Any]:
             }
             for group, digest, why in zip(asked.groups, digests, whys, strict=True)
         ],
+    }
+
+
+def exam(state: JobState, number: int) -> dict[str, Any] | None:
+    """An examination, as far as it has come; None: this run knows no such one."""
+    found = next((one for one in state.exams if one.asked.exam == number), None)
+    if found is None:
+        return None
+    asked, over = found.asked, found.over
+    return {
+        "exam": number,
+        "reason": asked.reason,
+        "nodes": list(asked.nodes),
+        "over": over is not None,
+        "outcome": over.outcome if over is not None else None,
+        "because": over.because if over is not None else "",
+        "checks": [_check(one) for one in found.stages],
     }
 
 

@@ -10,13 +10,15 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from evertrain.decide import tested
 from evertrain.decide.memory import MOST_NODES, Chain, Memory, evolve, with_other_code
-from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState, Restart, Round, Stage
+from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState, Restart, Round
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, VersionKept, VersionProven
 from evertrain.model.diagnosis import StageAsked, StageDone
+from evertrain.model.exam_records import ExamAsked, ExamOver
 from evertrain.model.records import AnyRecord
 from evertrain.model.replays import ReplayAsked, ReplayDone
 
@@ -80,6 +82,7 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
         case r.IncidentClosed():
             return _with_incident(state, replace(state.incidents[record.incident], closed=record))
         case r.NodeChanged():
+            state = tested.forgotten(state, (record.node,)) if record.state == "lost" else state
             return replace(state, nodes={**state.nodes, record.node: record})
         case r.SignalRaised():
             return _signal_raised(state, record)
@@ -101,9 +104,11 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             )
             return replace(state, captures=captures)
         case StageAsked() | StageDone():
-            return _stage(state, record)
+            return tested.stage(state, record, _with_incident)
         case ReplayAsked() | ReplayDone():
             return _replay(state, record)
+        case ExamAsked() | ExamOver():
+            return tested.exam(state, record)
         case r.StopRequested():
             return replace(state, stop=state.stop or record)
         case r.RestartRequested():
@@ -167,6 +172,8 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         captures=(),
         takes_replays=False,
         learnt_mesh="",
+        exams=(),
+        examined={},
         stop=None,
         restarts=(),
         own=None,
@@ -256,19 +263,6 @@ def _attempt_started(state: JobState, record: r.AttemptStarted) -> JobState:
         next_attempt=record.attempt + 1,
         lineage=(*state.lineage, (record.attempt, -1 if record.resume is None else record.resume)),
     )
-
-
-def _stage(state: JobState, record: StageAsked | StageDone) -> JobState:
-    incident = state.incidents[record.incident]
-    if isinstance(record, StageAsked):
-        stages = (*incident.stages, Stage(asked=record))
-        state = replace(state, next_stage=record.stage + 1)
-    else:
-        *earlier, newest = incident.stages
-        stages = (*earlier, replace(newest, done=record))
-        if record.golden:
-            state = replace(state, golden={**state.golden, **dict(record.golden)})
-    return _with_incident(state, replace(incident, stages=stages))
 
 
 def _replay(state: JobState, record: ReplayAsked | ReplayDone) -> JobState:
@@ -406,6 +400,7 @@ def _evicted(state: JobState, evict: d.Evict, time: float) -> JobState:
     taken = {*evict.nodes, *evict.replacements.values()}
     active = [node for node in active if node not in evict.nodes]
     spare = [node for node in state.standbys() if node not in taken]
+    state = tested.forgotten(state, evict.nodes)
     word = "lost" if evict.lost else "evicted"
     changed = {
         node: r.NodeChanged(time=time, node=node, state=word, because=evict.because)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from evertrain.decide import (
     blame,
     changes,
     closing,
+    examining,
     hangs,
     incidents,
     joining,
@@ -57,6 +58,7 @@ def decide(state: JobState, picture: Picture, config: Config, now: float) -> lis
         _attempt_running,
         _attempt_over,
         verdicts.look,
+        examining.look,
         closing.close,
         starting.start,
     ):

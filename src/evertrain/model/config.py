@@ -272,6 +272,9 @@ class DiagnoseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """So many layers has its model; `auto`: one a pipeline stage."""
     replay_repeats: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 3
     """So often is a phase run at most in which nothing differs, and a suspect tried: more for faults that are rare."""
+    returning: bool = True
+    """Whether an evicted node has to pass tests before it is a standby again, and each standby is tested when it has
+    come; never on a machine on which ranks train."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

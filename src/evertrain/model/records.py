@@ -15,6 +15,7 @@ from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, 
 from evertrain.model.clocks import Clock
 from evertrain.model.decisions import ActionName, AnyAction, AnyEvent, Policy
 from evertrain.model.diagnosis import StageAsked, StageDone
+from evertrain.model.exam_records import ExamAsked, ExamOver
 from evertrain.model.record import Record as Record
 from evertrain.model.replays import ReplayAsked, ReplayDone
 from evertrain.model.report import Difference, Identity, RankError
@@ -395,6 +396,8 @@ AnyRecord = (
     | StageDone
     | ReplayAsked
     | ReplayDone
+    | ExamAsked
+    | ExamOver
     | StopRequested
     | RestartRequested
     | VersionKept

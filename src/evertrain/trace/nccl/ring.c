@@ -62,26 +62,20 @@ static uint64_t clock_ns(clockid_t which) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static bool fill(int file, size_t size) {
-    /* every page now: one that is missing later would be SIGBUS in the rank */
-    int wrong = posix_fallocate(file, 0, (off_t)size);
-    if (wrong)
-        errno = wrong;
-    return !wrong;
-}
-
 bool ev_ring_open(char *why, size_t why_bytes) {
     const char *prefix = getenv("EVERTRAIN_TRACE_RING");
     if (!prefix || !*prefix) {
         snprintf(why, why_bytes, "EVERTRAIN_TRACE_RING is not set");
         return false;
     }
-    char path[4096];
+    char path[4096], fresh[4096 + 8];
     if (snprintf(path, sizeof path, "%s-nccl-%d.ring", prefix, (int)getpid()) >= (int)sizeof path) {
         snprintf(why, why_bytes, "the path of the trace is too long");
         return false;
     }
-    int file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    /* nobody finds a file that is half made */
+    snprintf(fresh, sizeof fresh, "%s.new", path);
+    int file = open(fresh, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file < 0) {
         snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
         return false;
@@ -89,17 +83,22 @@ bool ev_ring_open(char *why, size_t why_bytes) {
     int64_t asked = number_of("EVERTRAIN_TRACE_BYTES", 4 << 20);
     uint64_t capacity = asked > 0 ? (uint64_t)asked / EV_RECORD_BYTES : 0;
     void *map = MAP_FAILED;
+    int wrong = ENOSPC;
     for (; capacity >= LEAST_RECORDS; capacity /= 4) {
         size_t size = EV_HEADER_BYTES + (EV_TABLE + capacity) * EV_RECORD_BYTES;
-        if (!fill(file, size) && ftruncate(file, 0) == 0)
+        if ((wrong = posix_fallocate(file, 0, (off_t)size))) {
+            /* every page now: one that is missing later would be SIGBUS in the rank. A smaller one may fit */
+            if (ftruncate(file, 0) < 0)
+                break;
             continue;
+        }
         map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        wrong = errno;
         break;
     }
-    int wrong = errno;
     close(file);
     if (map == MAP_FAILED) {
-        unlink(path);
+        unlink(fresh);
         snprintf(why, why_bytes, "%s: no room for it: %s", path, strerror(wrong));
         return false;
     }
@@ -128,7 +127,12 @@ bool ev_ring_open(char *why, size_t why_bytes) {
     put_text(header.job, sizeof header.job, getenv("EVERTRAIN_TRACE_JOB"));
     header.crc = crc32_of(&header, offsetof(struct ev_header, crc));
     memcpy(ring.map, &header, sizeof header);
-    return true;
+    if (rename(fresh, path) == 0)
+        return true;
+    snprintf(why, why_bytes, "%s: %s", path, strerror(errno));
+    unlink(fresh);
+    ev_ring_forget();
+    return false;
 }
 
 bool ev_ring_is_open(void) { return ring.map != NULL; }
@@ -171,8 +175,7 @@ void ev_ring_set(uint32_t place, union ev_record *record) {
 }
 
 void ev_ring_free(uint32_t place) {
-    union ev_record nothing = {.operation = {.kind = EV_KIND_NONE}};
-    ev_ring_set(place, &nothing);
+    memset(ring.map + EV_HEADER_BYTES + (size_t)place * EV_RECORD_BYTES, 0, EV_RECORD_BYTES);
     ring.taken[place] = false;
     ring.taken_count--;
 }

@@ -353,11 +353,18 @@ void ev_sampler_close(struct ev_comm *comm) {
             continue;
         if (!memory_of(at)->is_over) {
             union ev_record record = {0};
-            if (kind == EV_OP)
+            uint8_t seen = EV_SEEN_NOT;
+            if (kind == EV_OP) {
                 describe_op(object, &record.operation, now);
-            else
+                /* nothing will follow any more */
+                seen = end_of(object, now + 2 * LATE_NS, 0);
+            } else {
                 describe_flow(object, &record.operation, now);
-            write_state(at, &record, now, true);
+            }
+            if (seen != EV_SEEN_NOT)
+                write_done(at, &record, get64(&object->as_op.t_last), seen);
+            else
+                write_state(at, &record, now, true);
         }
         retire(at);
     }

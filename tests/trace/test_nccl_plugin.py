@@ -18,11 +18,6 @@ PLAIN = ("ring", "tree", "channels", "threads", "pipeline", "repeats", "late", "
 """Scenes whose whole truth is in what has ended."""
 
 
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> nccl.Built:
-    return nccl.Built(tmp_path_factory.mktemp("nccl"))
-
-
 @pytest.mark.parametrize("scene", PLAIN)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_counters_are_the_drivers(built: nccl.Built, tmp_path: Path, scene: str, version: int) -> None:
@@ -155,9 +150,7 @@ def test_without_evertrain_nothing_is_asked_for(built: nccl.Built, tmp_path: Pat
 def test_the_library_exports_the_versions_that_were_checked_and_nothing_else(built: nccl.Built) -> None:
     said = subprocess.run(["readelf", "-W", "--dyn-syms", built.library], capture_output=True, text=True, check=True)
     rows = [line.split() for line in said.stdout.splitlines() if "GLOBAL" in line and " UND " not in line]
-    assert {row[7]: (row[3], int(row[2]) >= 48, row[5]) for row in rows} == {
-        symbol: ("OBJECT", True, "DEFAULT") for symbol in plugin.SYMBOLS
-    }
+    assert {row[7]: (row[3], int(row[2]) >= 48, row[5]) for row in rows} == dict.fromkeys(plugin.SYMBOLS, ("OBJECT", True, "DEFAULT"))
 
 
 def test_the_driver_refuses_a_library_with_an_unknown_version_only(built: nccl.Built, tmp_path: Path) -> None:

@@ -239,7 +239,10 @@ def dtype(body: str) -> Any:
 
     fields = [*COMMON, *BODIES[body], *TAIL]
     return np.dtype(
-        [(name, f"S{kind[4:]}" if kind.startswith("text") else f"<{kind[0]}{int(kind[1:]) // 8}") for name, kind in fields]
+        [
+            (name, f"S{kind[4:]}" if kind.startswith("text") else f"<{kind[0]}{int(kind[1:]) // 8}")
+            for name, kind in fields
+        ]
     )
 
 

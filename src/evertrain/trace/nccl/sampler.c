@@ -40,11 +40,12 @@ static uint64_t ends;            /* objects that ended at this tick */
 void ev_lock(void) { pthread_mutex_lock(&lock); }
 void ev_unlock(void) { pthread_mutex_unlock(&lock); }
 
-static uint64_t now_ns(void) {
+static uint64_t clock_ns(clockid_t which) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(which, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
+static uint64_t now_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
 
 static uint32_t get(const _Atomic uint32_t *counter) { return atomic_load_explicit(counter, memory_order_relaxed); }
 static uint64_t get64(const _Atomic uint64_t *value) { return atomic_load_explicit(value, memory_order_relaxed); }
@@ -392,8 +393,10 @@ static void *run(void *nothing) {
         }
         uint64_t now = now_ns();
         tick(now);
-        /* so many ends at once that places could run out before the next tick */
-        uint64_t next = now + (ends > EV_POOL / 16 ? BUSY_TICK_NS : TICK_NS);
+        /* at the same moments on all ranks, as far as their clocks agree: what they write then is one picture; more
+         * often when so much ends at once that places could run out */
+        uint64_t tick_ns = ends > EV_POOL / 16 ? BUSY_TICK_NS : TICK_NS;
+        uint64_t next = now_ns() + tick_ns - clock_ns(CLOCK_REALTIME) % tick_ns;
         struct timespec until = {.tv_sec = (time_t)(next / 1000000000u), .tv_nsec = (long)(next % 1000000000u)};
         while (now_ns() < next && pthread_cond_timedwait(&wake, &lock, &until) != ETIMEDOUT)
             ;

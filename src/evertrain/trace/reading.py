@@ -91,7 +91,7 @@ class Reader:
         count = self._header.table
         raw = os.pread(self._descriptor, count * layout.RECORD_BYTES, layout.HEADER_BYTES)
         found = np.frombuffer(raw, OPERATION, len(raw) // layout.RECORD_BYTES)
-        at = np.flatnonzero(_whole(raw, found) & (found["kind"] != layout.KINDS["none"]))
+        at = np.flatnonzero(_whole(raw, found, found["kind"] != layout.KINDS["none"]))
         return at, found[at]
 
     def since(self, number: int) -> Records:
@@ -111,6 +111,12 @@ class Reader:
             found = found[found["number"] <= last]
         self._hole = hole
         return self._split(found, last, last - number - len(found))
+
+    def newest(self, count: int) -> Records:
+        """The last so many, without those that are being written, or were when their writer died."""
+        head = self.head()
+        count = min(count, head, self._header.capacity)
+        return self._split(self._found(head - count + 1, count), head, 0)
 
     def window(self, t0_ns: int, t1_ns: int) -> Records:
         """What was written between two moments of the node's monotonic clock; the writer wrote it in that order."""
@@ -156,9 +162,18 @@ class Reader:
         return Records(operations, flows, hosts, communicators, last, missed)
 
 
+def split(found: Array, last: int = 0, missed: int = 0) -> Records:
+    """`found`: whole records of any kind, as operations."""
+    operations, flows, hosts = (
+        found[np.isin(found["kind"], _BODY_NUMBERS[body])].view(kind)
+        for body, kind in zip(layout.BODIES, (OPERATION, FLOW, HOST), strict=True)
+    )
+    return Records(operations, flows, hosts, last=last, missed=missed)
+
+
 def _whole(raw: bytes, found: Array, candidates: Array | None = None) -> Array:
     """Which records are whole: both numbers agree, and the sum is right."""
-    good = found["check"] == (found["number"] & 0xFFFFFFFF)
+    good: Array = found["check"] == (found["number"] & 0xFFFFFFFF)
     if candidates is not None:
         good &= candidates
     size, body = layout.RECORD_BYTES, layout.BODY_BYTES

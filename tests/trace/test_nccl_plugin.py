@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,12 +15,17 @@ from support import nccl
 pytestmark = pytest.mark.skipif(bool(nccl.MISSING), reason=nccl.MISSING)
 
 VERSIONS = (4, 5, 6)
+QUICK = ("ring", "pipeline", "repeats", "odd", "fork")
 PLAIN = ("ring", "tree", "channels", "threads", "pipeline", "repeats", "late", "odd", "p2p", "comms", "fork", "foreign")
 """Scenes whose whole truth is in what has ended."""
 
 
-@pytest.mark.parametrize("scene", PLAIN)
-@pytest.mark.parametrize("version", VERSIONS)
+def _cell(scene: str, version: int) -> object:
+    quick = scene in QUICK and version == 6
+    return pytest.param(scene, version, marks=() if quick else pytest.mark.matrix, id=f"{scene}-{version}")
+
+
+@pytest.mark.parametrize(("scene", "version"), [_cell(scene, version) for scene in PLAIN for version in VERSIONS])
 def test_counters_are_the_drivers(built: nccl.Built, tmp_path: Path, scene: str, version: int) -> None:
     truth = built.play(scene, version, tmp_path)
     with nccl.read(tmp_path) as reader:
@@ -47,6 +53,7 @@ def test_the_file_says_whose_it_is(built: nccl.Built, tmp_path: Path) -> None:
     assert opened["t_end"] == 0 < closed["t_end"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("version", "nccl_version", "asked", "kernels"),
     [(4, "22703", "", False), (5, "22803", "", True), (6, "23007", "", True), (6, "23102", "", False),
@@ -61,6 +68,7 @@ def test_kernels_are_asked_for_where_that_is_sound(
     assert truth.said["mask"] == 0b11110 | (0x40 if kernels else 0)
 
 
+@pytest.mark.matrix
 def test_an_end_is_seen_by_kernels_by_flows_or_by_what_came_after(built: nccl.Built, tmp_path: Path) -> None:
     truth = built.play("kernels", 6, tmp_path)
     with nccl.read(tmp_path) as reader:
@@ -73,6 +81,7 @@ def test_an_end_is_seen_by_kernels_by_flows_or_by_what_came_after(built: nccl.Bu
     assert all(one["t_posted"] < one["t_wait"] <= one["t_done"] for one in done)
 
 
+@pytest.mark.matrix
 def test_flows_that_tell_nothing_never_end_and_hold_nothing_up(built: nccl.Built, tmp_path: Path) -> None:
     truth = built.play("collnet", 6, tmp_path)
     with nccl.read(tmp_path) as reader:
@@ -125,6 +134,7 @@ def test_a_forked_child_writes_to_a_file_of_its_own(built: nccl.Built, tmp_path:
     assert len(nccl.files(tmp_path)) == 2
 
 
+@pytest.mark.matrix
 def test_more_operations_than_there_is_room_for_are_counted_as_lost(built: nccl.Built, tmp_path: Path) -> None:
     truth = built.play("crowd", 6, tmp_path, more={"EVERTRAIN_TRACE_BYTES": str(16 << 20)})
     with nccl.read(tmp_path) as reader:
@@ -158,3 +168,31 @@ def test_the_driver_refuses_a_library_with_an_unknown_version_only(built: nccl.B
     source.write_text("void *ncclProfiler_v7[6] = {0};\n")
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
     assert subprocess.run([built.driver, library, "6", "ring"], capture_output=True).returncode == 3
+
+
+VALGRIND = shutil.which("valgrind")
+SANITIZED = ("ring", "tree", "channels", "threads", "pipeline", "repeats", "kernels", "foreign", "collnet", "late", "abort",
+             "death", "fork", "odd", "p2p", "comms", "crowd", "full")  # fmt: skip
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(VALGRIND is None, reason="valgrind is missing (apt-get install valgrind)")
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("scene", [scene for scene in SANITIZED if scene != "crowd"])  # 40,000 take too long there
+def test_valgrind_finds_nothing(built: nccl.Built, tmp_path: Path, scene: str, version: int) -> None:
+    watch = ("valgrind", "-q", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite")
+    built.play(scene, version, tmp_path, before=watch)
+
+
+@pytest.fixture(scope="session")
+def for_threads(tmp_path_factory: pytest.TempPathFactory) -> nccl.Built:
+    try:
+        return nccl.Built(tmp_path_factory.mktemp("tsan"), ("-fsanitize=thread",))
+    except (plugin.Unavailable, subprocess.CalledProcessError):
+        pytest.skip("gcc has no ThreadSanitizer here (libtsan)")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("scene", SANITIZED)
+def test_the_thread_sanitizer_finds_nothing(for_threads: nccl.Built, tmp_path: Path, scene: str) -> None:
+    for_threads.play(scene, 6, tmp_path, more={"TSAN_OPTIONS": "exitcode=66 halt_on_error=1"})

@@ -155,20 +155,16 @@ class Reader:
         return raw
 
     def _split(self, found: Array, last: int, missed: int) -> Records:
-        operations, flows, hosts, communicators = (
-            found[np.isin(found["kind"], _BODY_NUMBERS[body])].view(kind)
-            for body, kind in zip(layout.BODIES, (OPERATION, FLOW, HOST, COMMUNICATOR), strict=True)
-        )
-        return Records(operations, flows, hosts, communicators, last, missed)
+        return split(found, last, missed)
 
 
 def split(found: Array, last: int = 0, missed: int = 0) -> Records:
     """`found`: whole records of any kind, as operations."""
-    operations, flows, hosts = (
+    operations, flows, hosts, communicators = (
         found[np.isin(found["kind"], _BODY_NUMBERS[body])].view(kind)
-        for body, kind in zip(layout.BODIES, (OPERATION, FLOW, HOST), strict=True)
+        for body, kind in zip(layout.BODIES, (OPERATION, FLOW, HOST, COMMUNICATOR), strict=True)
     )
-    return Records(operations, flows, hosts, last=last, missed=missed)
+    return Records(operations, flows, hosts, communicators, last, missed)
 
 
 def _whole(raw: bytes, found: Array, candidates: Array | None = None) -> Array:

@@ -1,4 +1,4 @@
-"""The driver that plays NCCL (tests/trace/nccl): how it and the plugin are built, run, and what it says was the truth."""
+"""The driver that plays NCCL (tests/trace/nccl): how it and the plugin are built and run, and what it says is true."""
 
 from __future__ import annotations
 

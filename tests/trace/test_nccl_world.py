@@ -1,4 +1,4 @@
-"""Is the rank named that has the fault? Ranks of a small world (tests/trace/nccl/world.c) with the paper's seven faults."""
+"""Is the rank named that has the fault? A small world (tests/trace/nccl/world.c) with the paper's seven faults."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ FAULTS = {
 
 
 PACES = (1, 3, 6)
-"""Where other work keeps the cores busy, each of these ranks waits for a core now and then, and that drowns a small fault.
-Then nobody may be named; with a larger one somebody must be."""
+"""Where other work keeps the cores busy, each of these ranks waits for a core now and then, and that drowns a small
+fault. Then nobody may be named; with a larger one somebody must be."""
 
 
 def look(built: nccl.Built, folder: Path, fault: str, transport: str, pace: int) -> HeadCause:

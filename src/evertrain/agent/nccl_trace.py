@@ -1,8 +1,8 @@
 """Is NCCL given our profiler plugin, and does it use it?
 
-Only on a node with NVIDIA GPUs, unless the user has a plugin of their own. It is compiled beside everything else when the
-agent starts, the first time on a machine; a rank that makes its first communicator before that is over finds no plugin,
-and NCCL goes on without one. Whatever is missing makes us blind, and fails nothing.
+Only on a node with NVIDIA GPUs, unless the user has a plugin of their own. It is compiled beside everything else when
+the agent starts, the first time on a machine; ranks of an attempt that starts before that is over have none. Whatever
+is missing makes us blind, and fails nothing.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ these ends at the first rank that is explained locally. In the order in which th
     sends: the receiver is not ready, or does not get on           ──▶ the receiver
     receives: nothing comes                                        ──▶ the sender
 
-One picture of a healthy job shows somebody, too: where the data just is. So pictures of some seconds vote (`judge`); who
-is stuck or slow holds the others up in most of them. A link that only one rank has in common with other held-up links
-names that rank.
+One picture of a healthy job shows somebody, too: where the data just is. So pictures of some seconds vote (`judge`);
+who is stuck or slow holds the others up in most of them. Of several links that are held up the rank is named that they
+have in common.
 
 With InfiniBand `done` says that the data has arrived; a socket's says only that the kernel has it, so what the receiver
-lacks may be in the network although nothing of the sender's is open, and a receiver that is not ready shows as data that
-does not get away.
+lacks may be in the network although nothing of the sender's is open, and a receiver that is not ready shows as data
+that does not get away.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def _one_link(votes: Sequence[Vote]) -> _Suspects | None:
     """Both of its ends: it cannot be told which of them it is."""
     total = sum(vote.weight for vote in votes)
     links = _links(votes)
-    own = [sum(vote.weight for vote in votes if vote.local.link is None and vote.rank == rank) for rank in _ranks(votes)]
+    own = [
+        sum(vote.weight for vote in votes if vote.local.link is None and vote.rank == rank) for rank in _ranks(votes)
+    ]
     for link, weight in _largest(links, 1):
         others = [*own, *(other for two, other in links.items() if two != link)]
         if weight >= max(SHARE * total, LEAD * max(others, default=0.0)):

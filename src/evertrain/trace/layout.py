@@ -100,8 +100,8 @@ HEADS = {
     "none": 0, "send_gpu": 8, "send_wait": 9, "recv_wait": 10, "recv_flush": 11, "recv_gpu": 12, "send_peer": 20,
     "begun": 31,
 }  # fmt: skip
-"""NCCL: states of a chunk, by its numbers; what the oldest open one of a side waits for. To send: data from the GPU, its
-way through the network, a receiver who is ready. To receive: data from the network, its way to the GPU, a GPU that
+"""NCCL: states of a chunk, by its numbers; what the oldest open one of a side waits for. To send: data from the GPU,
+its way through the network, a receiver who is ready. To receive: data from the network, its way to the GPU, a GPU that
 takes it. `begun`: no state was told."""
 
 COMMON: tuple[Field, ...] = (

@@ -1,7 +1,7 @@
 """What was in flight at each moment? Pictures for `locate.nccl_heads`, from the records of all ranks.
 
-`of_nccl` reads what the profiler plugin has written, `of_tcp` what agents have seen of connections: the same pictures, so
-that the same rules find who holds a collective up.
+`of_nccl` reads what the profiler plugin has written, `of_tcp` what agents have seen of connections: the same pictures,
+so that the same rules find who holds a collective up.
 """
 
 from __future__ import annotations

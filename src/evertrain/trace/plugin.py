@@ -1,10 +1,10 @@
 """Where does NCCL's profiler plugin come from?
 
-Its sources are part of the package, and the node that wants it compiles it once, with its own C compiler, into the user's
-cache. So one wheel fits every machine, the plugin fits the C library that it meets there, an installation needs neither
-compiler nor network, and where there is no compiler nothing fails: collectives inside NCCL are not seen, and `status`
-says why. For machines without one, `python -m evertrain.trace.plugin FOLDER` builds it elsewhere; one that lies beside
-its sources is taken as it is.
+Its sources are part of the package, and the node that wants it compiles it once, with its own C compiler, into the
+user's cache. So one wheel fits every machine, the plugin fits the C library that it meets there, an installation needs
+neither compiler nor network, and where there is no compiler nothing fails: the inside of NCCL's collectives is not
+seen, and `status` says why. For machines without one, `python -m evertrain.trace.plugin FOLDER` builds it elsewhere;
+one that lies beside its sources is taken as it is.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ async def test_what_does_not_belong_there_is_refused(serving: Serving, monkeypat
 
 async def test_the_seconds_before_an_incident_are_kept(serving: Serving, tmp_path: Path) -> None:
     await until(lambda: len(serving.orders) == 2, "orders")
-    serving.conductor.raise_signal("node-1", "gpu-lost", "a test")
+    serving.conductor.raise_signal("node-1", "gpu_lost", "a test")
     incident = windows.INCIDENT_S
 
     def told() -> WindowOrder | None:

@@ -19,15 +19,14 @@ from typing import NamedTuple
 from evertrain.trace import layout, sockets
 from evertrain.trace.sockets import Address, Connection, Namespace
 
-LIST_AT_LEAST_NS, LIST_EVERY_NS = 1_000_000_000, 5_000_000_000
-"""Connections are listed no more often than this, and no less."""
+LIST_AT_LEAST_NS, LIST_EVERY_NS = 1_000_000_000, 10_000_000_000
+"""Connections are listed no more often than this, where a rank has opened or closed something, and no less."""
 QUIET_NS = 1_000_000_000
 MOST = 256
 """Connections of one rank that are told of; those to other ranks first."""
 _FLOW = layout.KINDS["flow"]
 _ESTABLISHED = 1
 _U32 = layout.UNSEEN
-_SOCKSTAT = ("sockstat", "sockstat6")
 
 Owner = tuple[int, int]
 """Namespace and inode: numbers of sockets are the machine's, but who can see one is not."""
@@ -65,7 +64,9 @@ class _Space:
         self.told: set[tuple[int, int]] = set()
         """Ranks and inodes whose addresses are written down."""
         self.listed_ns = 0
-        self.sockets = ""
+        self.changed_ns = 0
+        self.open: dict[int, frozenset[str]] = {}
+        """What its ranks have open, by their numbers."""
 
 
 class Flows:
@@ -153,23 +154,25 @@ class Flows:
 
     def _refresh(self, number: int, space: _Space, ranks: Mapping[int, int], now_ns: int) -> None:
         age_ns = now_ns - space.listed_ns
-        if age_ns >= LIST_EVERY_NS or (age_ns >= LIST_AT_LEAST_NS and self._in_use(space, ranks)):
+        asks = now_ns - space.changed_ns >= LIST_AT_LEAST_NS and age_ns >= LIST_AT_LEAST_NS
+        if asks:
+            space.changed_ns = now_ns
+        if age_ns >= LIST_EVERY_NS or (asks and self._has_changed(space, ranks)):
             self._list(number, space, ranks, now_ns)
         else:
             space.known = space.namespace.again(space.known)
         used = {place[1] for place in self._interfaces.values() if place[0] == number}
         space.carrier = {one: space.namespace.has_carrier(one) for one in used}
 
-    def _in_use(self, space: _Space, ranks: Mapping[int, int]) -> bool:
-        """Whether the number of sockets in the namespace has changed; remembers it."""
-        pid = next(iter(ranks.values()))
-        said = "".join(_read(f"/proc/{pid}/net/{name}") for name in _SOCKSTAT)
-        before, space.sockets = space.sockets, said
-        return said != before
+    def _has_changed(self, space: _Space, ranks: Mapping[int, int]) -> bool:
+        """Whether one of the ranks has opened or closed anything; remembers what they have open."""
+        seen = {rank: sockets.descriptors(pid) for rank, pid in ranks.items()}
+        before, space.open = space.open, seen
+        return seen != before
 
     def _list(self, number: int, space: _Space, ranks: Mapping[int, int], now_ns: int) -> None:
         space.listed_ns = now_ns
-        self._in_use(space, ranks)
+        self._has_changed(space, ranks)
         space.addresses = space.namespace.addresses()
         there = space.namespace.connections()
         inodes = {one.inode for one in there}
@@ -267,14 +270,6 @@ def _record(one: Connection, was: Connection, rank: int, peer: int, group: int, 
         min(max(0, one.sndbuf_us - was.sndbuf_us), _U32), max(0, one.resent - was.resent),
         one.rtt_us, min(one.rate >> 10, _U32), one.last_ack_ms, one.cwnd, one.backoff, one.state, 0,
     )[8:]  # fmt: skip
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 # -- addresses beside the rings ----------------------------------------------------------------------------------------

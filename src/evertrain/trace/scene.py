@@ -19,6 +19,7 @@ from evertrain.trace import groups as groups_of
 from evertrain.trace.flows import Pair
 from evertrain.trace.reading import Array, Reader, Records
 
+_NO_NAMES = ("", "undefined")
 RECORDS_OF_A_DEAD_JOB = 65_536
 """Of each ring; more is minutes."""
 
@@ -56,7 +57,12 @@ class Scene:
 
     def group_name(self, comm: int) -> str:
         group = self.groups.get(comm)
-        return (group.desc or group.name) if group is not None else f"{comm:016x}"
+        return named(group) if group is not None else f"{comm:016x}"
+
+
+def named(group: TracedGroup) -> str:
+    """As the script has called it; most scripts call none."""
+    return group.desc if group.desc not in _NO_NAMES else f"group {group.name}"
 
 
 def of_window(window: JobWindow) -> Scene:

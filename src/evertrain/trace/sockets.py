@@ -199,6 +199,14 @@ def of_process(pid: int) -> int:
     return os.stat(f"/proc/{pid}/ns/net").st_ino
 
 
+def descriptors(pid: int) -> frozenset[str]:
+    """What a process has open, by numbers; nothing where it has ended."""
+    try:
+        return frozenset(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return frozenset()
+
+
 def inodes(pid: int) -> set[int]:
     """The sockets that a process holds. Raises OSError."""
     found = set()

@@ -264,6 +264,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the newest capture that is over here."""
     traced: int = 0
     """Ranks here whose collectives and connections are written down."""
+    nccl: str = ""
+    """How NCCL's own operations are; empty: they are not."""
     inspected: Inspected | None = None
     """What came of the test that `Desired.inspect` asks for: it is left out once the controller has noted it."""
     replayed: Replayed | None = None

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(bool(nccl.MISSING), reason=nccl.MISSING)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> nccl.Built:
-    return nccl.Built(tmp_path_factory.mktemp("nccl"))
+    return nccl.shared(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

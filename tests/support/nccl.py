@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from evertrain.trace import layout, plugin
 from evertrain.trace.reading import Array, Reader
@@ -49,6 +51,12 @@ class Built:
         )  # fmt: skip
         assert done.returncode == 0, f"{done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         return Truth(done.stdout, done.stderr)
+
+
+@functools.cache
+def shared(factory: pytest.TempPathFactory) -> Built:
+    """Compiled once a session."""
+    return Built(factory.mktemp("nccl"))
 
 
 def environment(folder: Path, rank: int = RANK) -> dict[str, str]:

@@ -9,4 +9,4 @@ from support import nccl
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> nccl.Built:
-    return nccl.Built(tmp_path_factory.mktemp("nccl"))
+    return nccl.shared(tmp_path_factory)

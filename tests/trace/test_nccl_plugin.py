@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from evertrain.trace import layout, plugin
+from evertrain.cli import trace_export
+from evertrain.trace import layout, plugin, scene
 from evertrain.trace.reading import COMMUNICATOR
 from support import nccl
 
@@ -127,6 +129,18 @@ def test_the_table_of_a_dead_process_shows_what_it_was_in(built: nccl.Built, tmp
         assert (send["channel"], send["peer"], send["head"]) == (0, 2, layout.HEADS["send_peer"])
         hosts = reader.since(0).hosts
         assert len(hosts) and set(hosts["state"]) <= {ord("S"), ord("R")}
+
+
+def test_a_dead_ranks_file_is_read_beside_other_rings(built: nccl.Built, tmp_path: Path) -> None:
+    began_ns = time.monotonic_ns()
+    built.play("death", 6, tmp_path)
+    seen = scene.of_folder(tmp_path)
+    (track,) = seen.tracks
+    assert (track.rank, track.node, track.writer) == (nccl.RANK, "node-1", "nccl") and not seen.problems
+    assert began_ns < track.last_ns < time.monotonic_ns()
+    assert {int(one["comm"]) for one in track.records.communicators} == {19}
+    events = [one for one in trace_export.chrome(seen) if one["ph"] == "X"]
+    assert [(one["name"], one["args"]["bytes"]) for one in events] == [("all_reduce (in flight)", 400)]
 
 
 def test_a_forked_child_writes_to_a_file_of_its_own(built: nccl.Built, tmp_path: Path) -> None:

@@ -158,6 +158,12 @@ class Reader:
         return split(found, last, missed)
 
 
+def split_table(table: Array) -> tuple[Array, Array]:
+    """Of a table, the operations and NCCL's communicators."""
+    is_communicator = table["kind"] == layout.KINDS["communicator"]
+    return table[~is_communicator], table[is_communicator].view(COMMUNICATOR)
+
+
 def split(found: Array, last: int = 0, missed: int = 0) -> Records:
     """`found`: whole records of any kind, as operations."""
     operations, flows, hosts, communicators = (

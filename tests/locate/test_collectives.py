@@ -12,10 +12,8 @@ from evertrain.locate.collectives import judge
 from evertrain.model.collectives import (
     Call,
     Communicator,
-    Ended,
     Flow,
     Host,
-    Kind,
     NodeTrace,
     Period,
     Progress,
@@ -23,7 +21,8 @@ from evertrain.model.collectives import (
     RootCause,
 )
 from support.collective_faults import CASES, START, Case, asleep, compute, narrow, prefetching
-from support.collectives import Do, Fault, Job
+from support.collective_scale import large_job
+from support.collectives import Fault, Job
 
 LASTS = 12.0
 
@@ -96,14 +95,6 @@ def test_receives_that_are_posted_ahead_are_no_waits() -> None:
 
 
 def test_a_rank_that_takes_from_anybody_waits_for_those_who_do_not_wait_for_it() -> None:
-    def program(job: Job, rank: int, step: int) -> list[Do]:
-        """Workers send what they have to rank 0, and go on with the next round together."""
-        if rank == 0:
-            found = [Do("recv_any_source", "world") for _ in range(3)]
-        else:
-            found = [Do("own", seconds=0.05), Do("send", "world", 0)]
-        return [*found, Do("all_reduce", "world")]
-
     ranks = [
         _rank(0, blocked=Call(comm="w", op="recv_any_source", seq=9, peer=-2, seconds=3.0), progress=[("w", 4, 4)]),
         _rank(1, blocked=Call(comm="w", op="all_reduce", seq=5, seconds=3.0), progress=[("w", 5, 4)]),
@@ -112,7 +103,6 @@ def test_a_rank_that_takes_from_anybody_waits_for_those_who_do_not_wait_for_it()
     ]
     found = judge([_node(ranks, [Communicator("w", "0", "world", (0, 1, 2, 3))])], "stuck")
     assert (found.ranks, found.component) == ((2,), "outside"), found
-    assert program is not None
 
 
 def test_sends_wait_for_their_receiver() -> None:
@@ -218,7 +208,7 @@ def test_a_rank_that_is_throttled_as_always_is_not_accused_of_what_another_does(
 
 @pytest.mark.parametrize("symptom", ["slow", "stuck"])
 def test_ten_thousand_ranks_in_less_than_three_seconds(symptom: str) -> None:
-    looks = _many(pp=10, dp=125, tp=8, culprit=4321, stuck=symptom == "stuck")
+    looks = large_job(pp=10, dp=125, tp=8, culprit=4321, stuck=symptom == "stuck")
     assert sum(len(one.ranks) for one in looks) == 10_000
     before = time.process_time()
     found = judge(looks, symptom)  # type: ignore[arg-type]
@@ -256,82 +246,3 @@ def _inside(rank: int, comm: str, seq: int, flows: tuple[Flow, ...] = ()) -> Ran
 
 def _node(ranks: Sequence[RankTrace], comms: Sequence[Communicator]) -> NodeTrace:
     return NodeTrace(number=1, attempt=1, node="node", time=0.0, ranks=tuple(ranks), communicators=tuple(comms))
-
-
-def _many(*, pp: int, dp: int, tp: int, culprit: int, stuck: bool) -> list[NodeTrace]:
-    """A job of pp x dp x tp ranks, eight on a node; the culprit sleeps, or takes three times as long by itself."""
-    rows, usual = 64, 0.004
-    comms: dict[tuple[str, int], Communicator] = {}
-
-    def comm(dim: str, members: tuple[int, ...]) -> Communicator:
-        return comms.setdefault((dim, members[0]), Communicator(f"{dim}{members[0]}", dim, dim, members))
-
-    at_p, at_d, at_t = culprit // (dp * tp), culprit // tp % dp, culprit % tp
-    traces = []
-    for p in range(pp):
-        for d in range(dp):
-            for t in range(tp):
-                rank = (p * dp + d) * tp + t
-                tensor = comm("tp", tuple((p * dp + d) * tp + one for one in range(tp)))
-                data = comm("dp", tuple((p * dp + one) * tp + t for one in range(dp)))
-                stage = comm("pp", tuple((one * dp + d) * tp + t for one in range(pp)))
-                beside = (p, d) == (at_p, at_d) and t != at_t
-                below = p == at_p and not beside
-                is_culprit = rank == culprit
-                kinds = tuple(
-                    Kind(one.id, op, 20)
-                    for one, op in ((tensor, "all_reduce"), (data, "all_gather"), (stage, "barrier"))
-                )
-
-                def period(
-                    longer: bool,
-                    seconds: float = 6.0,
-                    kinds: tuple[Kind, ...] = kinds,
-                    who: int = rank,
-                    slow: bool = is_culprit,
-                ) -> Period:
-                    extra = 2 * usual if longer else 0.0
-                    own = usual + (extra if slow else 0.0)
-                    took = 0.001 if slow or not longer else 0.001 + extra
-                    columns = range(rows)
-                    return Period(
-                        seconds=seconds * (1 + (0.8 if longer else 0.0)), ended=600,
-                        own_s=600 * own, operations=Ended(
-                            tuple(one % len(kinds) for one in columns), tuple(columns),
-                            tuple(took + who * 1e-9 for _ in columns), tuple(took for _ in columns),
-                            tuple(own for _ in columns), tuple(float(rows - one) / 10 for one in columns),
-                        ),
-                        host=Host(seconds=seconds, samples=60, cpu_s=seconds / 3, delay_s=0.05),
-                        flows=flows,
-                    )  # fmt: skip
-
-                call = None
-                if stuck and not is_culprit:
-                    where, op = (
-                        (tensor, "all_reduce") if beside else (data, "all_gather") if below else (stage, "barrier")
-                    )
-                    call = Call(comm=where.id, op=op, seq=1000, seconds=2.5)
-                progress = [Progress(one.id, 999, 999) for one in (tensor, data, stage)]
-                if call is not None:
-                    progress = [replace(one, posted=1000) if one.comm == call.comm else one for one in progress]
-                traces.append(
-                    RankTrace(
-                        rank=rank,
-                        node=f"node-{rank // 8}",
-                        blocked=call,
-                        own_s=2.5 if call is None else 0.0,
-                        still_s=2.5 if stuck else 0.01,
-                        kinds=kinds,
-                        progress=tuple(progress),
-                        now=period(longer=not stuck),
-                        before=period(longer=False),
-                    )  # fmt: skip
-                )
-    nodes = [traces[at : at + 8] for at in range(0, len(traces), 8)]
-    return [
-        NodeTrace(
-            number=1, attempt=1, node=ranks[0].node, time=0.0, ranks=tuple(ranks),
-            communicators=tuple(comms.values()) if at == 0 else (),
-        )
-        for at, ranks in enumerate(nodes)
-    ]  # fmt: skip

@@ -25,6 +25,8 @@ from evertrain.model.collectives import Pulse, Stream, Symptom
 
 SLOW = 1.5
 ROW = 3
+_AGREE = 2
+"""Ranks that have become slow: it reaches all of them."""
 STILL_S = 2.0
 """Nothing is stuck sooner,"""
 _STILL_GAPS, _STILL_MARGIN = 3.0, 1.25
@@ -36,6 +38,8 @@ _TENTH = 10
 a tenth of the seconds has."""
 _KNOWN = 10
 """Seconds from which on it is known what is usual."""
+_EVERY = 5
+"""... and that is worked out anew."""
 _RECENT = 60
 _GAPS = 240
 _DEVIATIONS = 4.0
@@ -65,6 +69,7 @@ class Trigger:
     def __init__(self) -> None:
         self._usual: dict[tuple[str, str, int], _Usual] = {}
         self._gaps: deque[float] = deque(maxlen=_GAPS)
+        self._usual_gap_s = 0.0
         self._ranks: dict[int, _Rank] = {}
         self._episodes = 0
         self._odd_time = 0.0
@@ -129,7 +134,7 @@ class Trigger:
         rank.row += 1
         if self.symptom is not None:
             self._odd_time = now
-        if rank.row < ROW:
+        if rank.row < ROW or sum(one.row >= ROW for one in self._ranks.values()) < min(_AGREE, len(self._ranks)):
             return None
         self._odd_time = now
         return self._alarm("slow", pulse.rank, float(rank.row), _slower(pulse, slow))
@@ -137,7 +142,7 @@ class Trigger:
     def _stuck(self, pulse: Pulse) -> str | None:
         if pulse.still_s is None or not pulse.in_flight or len(self._gaps) < _KNOWN:
             return None
-        usual_s = self._usual_gap_s()
+        usual_s = self._usual_gap_s
         if pulse.still_s < max(STILL_S, _STILL_GAPS * usual_s, _STILL_MARGIN * max(self._gaps)):
             return None
         return (
@@ -147,15 +152,11 @@ class Trigger:
 
     def _stands_still(self, now: float) -> bool:
         """Whether any rank finishes nothing: then it is too early to say that anything is slow."""
-        limit_s = max(_SILENT_S, _SILENT_GAPS * self._usual_gap_s())
+        limit_s = max(_SILENT_S, _SILENT_GAPS * self._usual_gap_s)
         return any(
             one.still_s is not None and one.still_s > limit_s and now - one.time < _FRESH_S
             for one in self._ranks.values()
         )
-
-    def _usual_gap_s(self) -> float:
-        ordered = sorted(self._gaps)
-        return ordered[-1 - len(ordered) // _TENTH]
 
     def _known(self, stream: Stream) -> _Usual | None:
         found = self._usual.get((stream.comm, stream.op, stream.bucket))
@@ -166,6 +167,9 @@ class Trigger:
             return
         if pulse.longest_s > 0:
             self._gaps.append(pulse.longest_s)
+            if len(self._gaps) <= _KNOWN or pulse.number % _EVERY == 0:
+                ordered = sorted(self._gaps)
+                self._usual_gap_s = ordered[-1 - len(ordered) // _TENTH]
         for one in pulse.streams:
             key = (one.comm, one.op, one.bucket)
             usual = self._usual.get(key)
@@ -202,13 +206,15 @@ class _Usual:
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._taken = 0
         self.usual_s = 0.0
         self._spread = 0.0
 
     def take(self, interval_s: float) -> None:
         """Of a second in which all was well."""
         self._recent.append(interval_s)
-        if len(self._recent) < _KNOWN:
+        self._taken += 1
+        if self._taken < _KNOWN or self._taken % _EVERY:
             return
         middle_s = median(self._recent)
         self._spread = _MAD * median(abs(one - middle_s) for one in self._recent) / middle_s

@@ -38,9 +38,9 @@ def verdict(job: Job) -> RootCause:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("rank", [1, 6])
-def test_the_rank_that_has_it_is_named_alone_and_with_its_component(case: Case, rank: int) -> None:
-    found = verdict(Job(fault=case.fault(rank), seed=rank))
+@pytest.mark.parametrize(("rank", "skew_s"), [(1, 0.0), (6, 2.0)])
+def test_the_rank_that_has_it_is_named_alone_and_with_its_component(case: Case, rank: int, skew_s: float) -> None:
+    found = verdict(Job(fault=case.fault(rank), seed=rank, skew_s=skew_s))
     injected = tuple(sorted({rank, *((rank + one) % 8 for one in case.others)}))
     assert (found.ranks, found.component in case.component) == (injected, True), found
     assert found.nodes == tuple(f"node-{one}" for one in injected)
@@ -48,11 +48,10 @@ def test_the_rank_that_has_it_is_named_alone_and_with_its_component(case: Case, 
     assert found.path[-1].rank == injected[-1]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case.name)
 def test_clocks_of_nodes_that_differ_by_seconds_change_nothing(case: Case) -> None:
     together, apart = (verdict(Job(fault=case.fault(3), seed=5, skew_s=skew)) for skew in (0.0, 2.0))
-    assert (apart.ranks, apart.component) == (together.ranks, together.component)
-    assert together.ranks
+    assert apart == together and together.ranks
 
 
 @pytest.mark.parametrize(

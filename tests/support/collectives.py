@@ -307,7 +307,7 @@ class Job:
         """Of each node; a node has one rank."""
         found = []
         for rank in range(self.size):
-            steps = [self.ns(rank, one + 0.05) for one in self.step_times[rank] if one <= at - 0.05]
+            steps = [self.ns(rank, one) for one in self.step_times[rank] if one <= at]
             trace = rank_trace(
                 rank, f"node-{rank}", self.records(rank, at), Look(self.ns(rank, at), now_s, before_s), step_times=steps
             )

@@ -147,7 +147,7 @@ def test_time_between_steps_is_told_apart() -> None:
         ]  # fmt: skip
 
     job = Job({"dp": 2}, program=program, noise=0.01).run(12.0)
-    steps = [job.ns(0, one + 0.05) for one in job.step_times[0]]
+    steps = [job.ns(0, one) for one in job.step_times[0]]
     found = rank_trace(0, "n", job.records(0, 11.0), Look(job.ns(0, 11.0), 8.0, 2.0), step_times=steps)
     assert found.now.between_s / found.now.own_s == pytest.approx(0.75, abs=0.05)
 

@@ -43,8 +43,6 @@ _STATES: dict[str, ProcessState] = {
 }  # fmt: skip
 _LATELY_S = 0.35
 _IDLE_CORES = 0.1
-_SAMPLED_S = 0.12
-"""A page is looked at so often: that is how late a step may be noticed."""
 
 
 class Records(NamedTuple):
@@ -125,7 +123,7 @@ class Look(NamedTuple):
 def rank_trace(
     rank: int, node: str, records: Records, look: Look, *, step_times: Sequence[int] = (), phase: str = ""
 ) -> RankTrace:
-    """`step_times`: when it was seen that a step was over."""
+    """`step_times`: when its last steps were over."""
     done = _ended(records.done)
     done = done[done["t_done"] <= look.at_ns]
     starts, ends = _blocked(done)
@@ -231,14 +229,12 @@ class _Periods:
 
 
 def _between(starts: Rows, own: Rows, step_times: Sequence[int]) -> Rows:
-    """Of the time that a rank had for itself, that in which a step ended: the longest stretch near each such time."""
+    """Of the time that a rank had for itself, those stretches in which a step ended."""
     found = np.zeros_like(own)
-    late = int(_SAMPLED_S * _NS)
     for time in step_times:
-        near = np.flatnonzero((starts >= time - late) & (starts - own <= time) & (own > 0))
-        if len(near):
-            at = near[np.argmax(own[near])]
-            found[at] = own[at]
+        around = np.flatnonzero((starts >= time) & (starts - own <= time) & (own > 0))
+        if len(around):
+            found[around[0]] = own[around[0]]
     return found
 
 

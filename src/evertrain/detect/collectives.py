@@ -70,6 +70,7 @@ class Trigger:
         self._usual: dict[tuple[str, str, int], _Usual] = {}
         self._gaps: deque[float] = deque(maxlen=_GAPS)
         self._usual_gap_s = 0.0
+        self._learnt = 0
         self._ranks: dict[int, _Rank] = {}
         self._episodes = 0
         self._odd_time = 0.0
@@ -132,12 +133,13 @@ class Trigger:
             self._learn(pulse)
             return None
         rank.row += 1
+        rank.row_time = rank.row_time if rank.row > 1 else now
         if self.symptom is not None:
             self._odd_time = now
         if rank.row < ROW or sum(one.row >= ROW for one in self._ranks.values()) < min(_AGREE, len(self._ranks)):
             return None
         self._odd_time = now
-        return self._alarm("slow", pulse.rank, float(rank.row), _slower(pulse, slow))
+        return self._alarm("slow", pulse.rank, now - rank.row_time + 1.0, _slower(pulse, slow))
 
     def _stuck(self, pulse: Pulse) -> str | None:
         if pulse.still_s is None or not pulse.in_flight or len(self._gaps) < _KNOWN:
@@ -167,7 +169,8 @@ class Trigger:
             return
         if pulse.longest_s > 0:
             self._gaps.append(pulse.longest_s)
-            if len(self._gaps) <= _KNOWN or pulse.number % _EVERY == 0:
+            self._learnt += 1
+            if len(self._gaps) <= _KNOWN or self._learnt % _EVERY == 0:
                 ordered = sorted(self._gaps)
                 self._usual_gap_s = ordered[-1 - len(ordered) // _TENTH]
         for one in pulse.streams:
@@ -198,6 +201,8 @@ class _Rank:
         self.still_s: float | None = None
         self.row = 0
         """Slow seconds in a row; those that say nothing are left out."""
+        self.row_time = 0.0
+        """When the first of them was over."""
         self.is_back = False
 
 

@@ -30,6 +30,13 @@ class Communicator(msgspec.Struct, frozen=True, array_like=True):
 # -- watching ----------------------------------------------------------------------------------------------------------
 
 
+class Watch(msgspec.Struct, frozen=True):
+    """Ranks of one node whose seconds are wanted."""
+
+    attempt: int
+    ranks: tuple[int, ...]
+
+
 class Stream(msgspec.Struct, frozen=True, array_like=True):
     """Operations of one kind and size in one communicator that have ended within a second."""
 
@@ -48,7 +55,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     attempt: int
     number: int
-    """Counts the seconds of a rank."""
+    """Grows from one second of a rank to the next, also where its agent was started anew."""
     streams: tuple[Stream, ...] = ()
     longest_s: float = 0.0
     """The longest time without an end of any operation, of those that this second has ended."""
@@ -140,6 +147,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank sends to a peer, and has not read from it, over some time in which operations were in flight."""
 
     peer: int
+    inode: int = 0
+    """Of one whose peer this node does not know."""
     seconds: float = 0.0
     sent: int = 0
     """Bytes, with those sent again."""
@@ -201,6 +210,15 @@ class RankTrace(msgspec.Struct, frozen=True, kw_only=True):
     """The time before that."""
 
 
+class Ends(msgspec.Struct, frozen=True, array_like=True):
+    """A connection of a rank, by its addresses."""
+
+    rank: int
+    inode: int
+    own: str
+    peer: str
+
+
 class NodeTrace(msgspec.Struct, frozen=True, kw_only=True):
     """What one agent has read for one look."""
 
@@ -211,6 +229,8 @@ class NodeTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Of the look, by the agent's clock."""
     ranks: tuple[RankTrace, ...] = ()
     communicators: tuple[Communicator, ...] = ()
+    ends: tuple[Ends, ...] = ()
+    """Of connections, from which it follows who is at the other end of one between nodes."""
     blind: tuple[str, ...] = ()
 
 

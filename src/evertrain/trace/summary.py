@@ -10,7 +10,7 @@ makes a rank's own time too short, but by the same for all; who comes late has p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +70,6 @@ class Pulses:
         self._rank, self._attempt = rank, attempt
         self._last: dict[tuple[int, int, int], int] = {}
         self._last_any = 0
-        self._number = 0
 
     def take(self, records: Records, start_ns: int, end_ns: int, phase: str = "") -> Pulse:
         """The second (or whatever it has become) between these; each operation that has ended is counted once."""
@@ -94,11 +93,10 @@ class Pulses:
             if count:
                 interval_s = (times[-1] - first) / count / _NS
                 streams.append(Stream(_comm(key[0]), layout.OPS[key[1]], key[2], count, interval_s))
-        self._number += 1
         return Pulse(
             rank=self._rank,
             attempt=self._attempt,
-            number=self._number,
+            number=end_ns // 1_000_000,
             streams=tuple(streams),
             longest_s=longest / _NS,
             still_s=(end_ns - self._last_any) / _NS if self._last_any else None,
@@ -343,25 +341,39 @@ def _cores(rows: Rows) -> float:
 
 
 def _flows(rows: Rows, start_ns: int, end_ns: int) -> tuple[Flow, ...]:
-    """By peer. Several connections to one peer carry what they carry together, and are as busy as the busiest."""
     rows = _within(rows, start_ns, end_ns)
-    found: dict[int, Flow] = {}
+    found = []
     for peer, inode in sorted(set(zip(rows["peer"].tolist(), rows["inode"].tolist(), strict=True))):
         one = rows[(rows["peer"] == peer) & (rows["inode"] == inode)]
         over = float(max(int(one["dt_us"].sum()), 1))
-        flow = Flow(
-            peer=peer,
-            seconds=over / 1e6,
-            sent=int(one["sent"].sum()),
-            acked=int(one["acked"].sum()),
-            notsent=int((one["notsent"].astype(np.float64) * one["dt_us"]).sum() / over),
-            busy=min(1.0, float(one["busy_us"].sum()) / over),
-            rwnd=min(1.0, float(one["rwnd_us"].sum()) / over),
-            rqueue=int(one["rqueue"][-1]),
-            backoff=int(one["backoff"].max()),
+        found.append(
+            Flow(
+                peer=peer,
+                inode=inode,
+                seconds=over / 1e6,
+                sent=int(one["sent"].sum()),
+                acked=int(one["acked"].sum()),
+                notsent=int((one["notsent"].astype(np.float64) * one["dt_us"]).sum() / over),
+                busy=min(1.0, float(one["busy_us"].sum()) / over),
+                rwnd=min(1.0, float(one["rwnd_us"].sum()) / over),
+                rqueue=int(one["rqueue"][-1]),
+                backoff=int(one["backoff"].max()),
+            )
         )
-        found[peer] = _together(found[peer], flow) if peer in found else flow
-    return tuple(found.values())
+    return by_peer(found)
+
+
+def by_peer(flows: Iterable[Flow]) -> tuple[Flow, ...]:
+    """Several connections to one peer carry what they carry together, and are as busy as the busiest. Those to nobody
+    that is known stay by themselves."""
+    known: dict[int, Flow] = {}
+    unknown = []
+    for flow in flows:
+        if flow.peer < 0:
+            unknown.append(flow)
+        else:
+            known[flow.peer] = _together(known[flow.peer], flow) if flow.peer in known else flow
+    return (*known.values(), *unknown)
 
 
 def _together(one: Flow, other: Flow) -> Flow:

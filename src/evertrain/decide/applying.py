@@ -10,12 +10,14 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from evertrain.decide.episode import Communication, better
 from evertrain.decide.memory import MOST_NODES, Chain, Memory, evolve, with_other_code
 from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState, Restart, Stage
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, VersionKept, VersionProven
+from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell
 from evertrain.model.diagnosis import StageAsked, StageDone
 from evertrain.model.records import AnyRecord
 
@@ -67,11 +69,15 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return _with_attempt(state, replace(_attempt(state, record.attempt), progress=record))
         case r.IncidentOpened():
             state = state if record.tolerated else replace(state, suspicion=None)
+            if state.communication is not None and record.component:
+                state = replace(state, communication=replace(state.communication, incident=record.incident))
             return _with_incident(state, Incident(opened=record, located_time=record.time))
         case r.IncidentCorrected():
             incident = state.incidents[record.incident]
             fields = {name: getattr(record, name) for name in record.__struct_fields__ if name != "time"}
-            fields["source"] = record.source or incident.opened.source
+            for name in ("source", "component", "links"):
+                if fields[name] is None:
+                    fields[name] = getattr(incident.opened, name)
             opened = replace(incident.opened, **fields)
             return _with_incident(state, replace(incident, opened=opened, located_time=record.time))
         case r.PolicyAdopted():
@@ -99,6 +105,14 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
                 replace(one, located=record) if one.asked.capture == record.capture else one for one in state.captures
             )
             return replace(state, captures=captures)
+        case CollectivesOdd():
+            return _collectives_odd(state, record)
+        case CauseFound():
+            return _cause_found(state, record)
+        case CollectivesWell():
+            seen = state.communication
+            is_it = seen is not None and seen.odd.episode == record.episode
+            return replace(state, communication=None) if is_it else state
         case StageAsked() | StageDone():
             return _stage(state, record)
         case r.StopRequested():
@@ -135,6 +149,23 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return replace(state, ended=record)
 
 
+def _collectives_odd(state: JobState, record: CollectivesOdd) -> JobState:
+    seen = state.communication
+    if seen is not None and seen.odd.episode == record.episode:
+        # what is stuck now is looked at anew
+        seen = replace(seen, odd=record, since=record.time, looks=0)
+    else:
+        seen = Communication(odd=record, since=record.time)
+    return replace(state, communication=seen, next_episode=max(state.next_episode, record.episode + 1))
+
+
+def _cause_found(state: JobState, record: CauseFound) -> JobState:
+    seen = state.communication
+    if seen is None or seen.odd.episode != record.episode:
+        return state  # it was over before it was known
+    return replace(state, communication=replace(seen, looks=seen.looks + 1, found=better(record, seen.found)))
+
+
 def _term_started(state: JobState, record: r.TermStarted) -> JobState:
     same = record.clock is not None and record.clock == state.clock
     counted_since = state.counted_since if same else record.time
@@ -162,6 +193,7 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         answers={},
         suspicion=None,
         captures=(),
+        communication=None,
         stop=None,
         restarts=(),
         own=None,
@@ -246,6 +278,7 @@ def _attempt_started(state: JobState, record: r.AttemptStarted) -> JobState:
             state = replace(state, memory=with_other_code(state.memory))
     return replace(
         state,
+        communication=None,
         ran={**state.ran, record.attempt: record.version},
         attempts=(*state.attempts, Attempt(started=record)),
         next_attempt=record.attempt + 1,

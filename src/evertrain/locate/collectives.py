@@ -50,13 +50,16 @@ _MOST_LINES = 8
 _MOST_STEPS = 12
 
 
-def judge(looks: Iterable[NodeTrace], symptom: Symptom, *, expected: Mapping[int, str] | None = None) -> RootCause:
-    """What one look at all ranks shows; `expected` are the nodes of all ranks that should have been seen."""
+def judge(
+    looks: Iterable[NodeTrace], symptom: Symptom | None = None, *, expected: Mapping[int, str] | None = None
+) -> RootCause:
+    """What one look at all ranks shows. `symptom`: what was noticed; None: whatever it is. `expected` are the nodes of
+    all ranks that should have been seen."""
     return _Case(list(looks), symptom, expected or {}).verdict()
 
 
 class _Case:
-    def __init__(self, looks: Sequence[NodeTrace], symptom: Symptom, expected: Mapping[int, str]) -> None:
+    def __init__(self, looks: Sequence[NodeTrace], symptom: Symptom | None, expected: Mapping[int, str]) -> None:
         traces = {one.rank: one for look in looks for one in look.ranks}
         self._all = traces
         self._ranks = {rank: one for rank, one in sorted(traces.items()) if not one.blind}
@@ -67,7 +70,9 @@ class _Case:
                 if one.members or one.id not in comms:
                     comms[one.id] = one
         self._comms = comms
-        self._symptom: Symptom = symptom
+        stands = all((one.still_s or _STILL_S) >= _STILL_S for one in self._ranks.values())
+        self._is_stuck = stands and symptom != "slow"
+        self._symptom: Symptom = symptom or ("stuck" if stands else "slow")
         unseen = sorted(set(expected) - set(traces))
         blind = [f"rank {rank} on {one.node}: {one.blind}" for rank, one in traces.items() if one.blind]
         blind += [line for look in looks for line in look.blind]
@@ -78,7 +83,7 @@ class _Case:
     def verdict(self) -> RootCause:
         if not self._ranks:
             found = self._nobody(["nothing was seen of any rank"], 0.0)
-        elif self._symptom == "stuck" and all((one.still_s or _STILL_S) >= _STILL_S for one in self._ranks.values()):
+        elif self._is_stuck:
             found = self._stuck()
         else:
             found = self._slow()
@@ -107,7 +112,7 @@ class _Case:
             return None
         if len(halted) == len(self._ranks):
             return self._nobody([f"all {len(halted)} ranks are stopped: somebody holds the job"], 0.8)
-        lines = [f"rank {rank} on {self._nodes[rank]} {why}" for rank, why in halted.items()]
+        lines = [f"rank {rank} on {self._node(rank)} {why}" for rank, why in halted.items()]
         return self._named("host", list(halted), [*lines, *self._waiters(graph, list(halted))], 0.95, graph)
 
     def _starved(self, graph: Blocking | None, suspects: Collection[int]) -> RootCause | None:
@@ -227,7 +232,7 @@ class _Case:
         for one in chosen[:_MOST_LINES]:
             where = ", all of it between its steps" if is_between else ""
             lines.append(
-                f"rank {one.rank} on {self._nodes[one.rank]} takes {one.own_s * 1e3:.1f} ms more by itself for each "
+                f"rank {one.rank} on {self._node(one.rank)} takes {one.own_s * 1e3:.1f} ms more by itself for each "
                 f"operation, {one.share:.0%} of what has become longer for it{where}"
             )
         if rest is not None:
@@ -297,7 +302,7 @@ class _Case:
                 for rank in sorted(one.members - seen)[:_MOST_STEPS]:
                     seen.add(rank)
                     open_ones.append(rank)
-                    steps.append(Step(rank, self._nodes[rank], f"waits in {self._kind(one)}", (holder,)))
+                    steps.append(Step(rank, self._node(rank), f"waits in {self._kind(one)}", (holder,)))
         return tuple(reversed(steps[:_MOST_STEPS])), lines[:_MOST_LINES]
 
     def _slow_path(self, ranks: Collection[int], longer: Sequence[Transfer]) -> tuple[Step, ...]:
@@ -305,7 +310,7 @@ class _Case:
         for one in longer:
             holders = tuple(sorted(one.members & set(ranks)))
             for rank in sorted(one.members - set(ranks)) if holders else ():
-                steps.setdefault(rank, Step(rank, self._nodes[rank], f"waits in {self._kind(one)}", holders))
+                steps.setdefault(rank, Step(rank, self._node(rank), f"waits in {self._kind(one)}", holders))
         return tuple(steps.values())[:_MOST_STEPS]
 
     # --- what the answers are made of
@@ -329,16 +334,15 @@ class _Case:
     ) -> RootCause:
         path = self._grapher.path(graph, ranks)[:_MOST_STEPS] if graph is not None else ()
         last = tuple(
-            Step(rank, self._nodes[rank], lines[at] if at < len(lines) else component)
+            Step(rank, self._node(rank), lines[at] if at < len(lines) else component)
             for at, rank in enumerate(ranks[:_MOST_LINES])
         )
-        first = self._ranks[ranks[0]]
         return RootCause(
             symptom=self._symptom,
             component=component,
             ranks=tuple(ranks),
-            nodes=tuple(dict.fromkeys(self._nodes[rank] for rank in ranks)),
-            first_s=first.still_s if graph is not None else self._began(ranks, by_own=False),
+            nodes=tuple(dict.fromkeys(self._nodes[rank] for rank in ranks if rank in self._nodes)),
+            first_s=self._stands_since(ranks) if graph is not None else self._began(ranks, by_own=False),
             confidence=round(sure, 2),
             evidence=tuple(dict.fromkeys(lines)),
             path=(*path, *last),
@@ -347,8 +351,17 @@ class _Case:
     def _nobody(self, lines: Sequence[str], sure: float) -> RootCause:
         return RootCause(symptom=self._symptom, component="none", confidence=sure, evidence=tuple(dict.fromkeys(lines)))
 
+    def _node(self, rank: int) -> str:
+        return self._nodes.get(rank, "an unknown node")
+
+    def _stands_since(self, ranks: Sequence[int]) -> float | None:
+        """Of the first of them that was seen; of none, when those who wait have stood still."""
+        seen = [one.still_s for rank in ranks if (one := self._ranks.get(rank)) is not None]
+        return seen[0] if seen else max((one.still_s or 0.0 for one in self._ranks.values()), default=None)
+
     def _began(self, ranks: Collection[int], *, by_own: bool) -> float | None:
-        found = [since for rank in ranks if (since := lateness.began(self._ranks[rank], by_own=by_own)) is not None]
+        seen = [self._ranks[rank] for rank in ranks if rank in self._ranks]
+        found = [since for one in seen if (since := lateness.began(one, by_own=by_own)) is not None]
         return found[0] if found else None
 
     def _members(self, meeting: Meeting) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.agent import commands, departure, environment
+from evertrain.agent import commands, departure, environment, replays
 from evertrain.agent.capturing import Capturing
 from evertrain.agent.clearing import Clearing
 from evertrain.agent.controller_link import ControllerLink
@@ -272,7 +272,10 @@ class Agent:
             except OSError as error:
                 self._trouble(f"what rank {order.rank} prints is not kept: {error}")
             lines[str(order.rank)] = {
-                "env": environment.of_rank(go, order, spec.job, str(folder / "error.json"), inherited),
+                "env": {
+                    **environment.of_rank(go, order, spec.job, str(folder / "error.json"), inherited),
+                    **(replays.environment(inherited) if go.replay is not None else {}),
+                },
                 "args": go.args,
                 "stdout": str(folder / "stdout.log"),
                 "stderr": str(folder / "stderr.log"),
@@ -300,6 +303,7 @@ class Agent:
                     "fired_dir": spec.fired_dir,
                     "exception_path": str(self._view.exception_path(attempt.attempt, order.rank)),
                     "mesh": go.mesh,
+                    "replay": replays.told(go.replay, page_path) if go.replay is not None else None,
                 },
             }
         self._forget_old_pages(attempt.attempt)
@@ -321,7 +325,10 @@ class Agent:
         return {"ranks": lines, "unknown": list(environment.UNKNOWN)}
 
     def _forget_old_pages(self, attempt: int) -> None:
-        """Two attempts' pages are enough; the log knows the rest."""
+        """Two attempts' pages are enough, and those of one round of a replay; the log knows the rest."""
+        replays.forget(Path(self._spec.node_dir), attempt)
+        if attempt < 0:
+            return
         for old in (Path(self._spec.node_dir) / "pages").glob("a*-r*"):
             number = old.name[1:].partition("-")[0]
             if number.isdecimal() and int(number) < attempt - 1:

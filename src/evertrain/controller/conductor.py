@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -27,10 +27,12 @@ from evertrain.decide import (
     captures,
     changes,
     draining,
+    examining,
     inspection,
     joining,
     planned,
     reaching,
+    replaying,
     rollback,
     rounds,
     standbys,
@@ -49,6 +51,7 @@ from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, VersionKept
 from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell
 from evertrain.model.copies import Fetch
+from evertrain.model.diagnosis import Symptom
 from evertrain.model.records import (
     AllowAsked,
     AnyRecord,
@@ -287,6 +290,16 @@ class Conductor:
             self._wake.set()
         return refusal
 
+    def examine(self, nodes: Sequence[str], symptom: Symptom, budget_s: float) -> int | str:
+        """Have nodes tested: the number of the examination, or why there is none."""
+        state = self._noted()
+        records = examining.ask(state, self.picture, nodes, symptom, budget_s, self.now())
+        if isinstance(records, str):
+            return records
+        self._inbox += records
+        self._wake.set()
+        return state.next_exam if records else state.next_exam - 1
+
     async def run(self) -> None:
         """Conduct until the job has ended and every reachable node has been told."""
         while True:
@@ -403,7 +416,8 @@ class Conductor:
         running = self._state.active.by_node() if self._state.active is not None else {}
         placed, pinned = self._state.ranks_by_node(), rollback.pinned(self._state)
         prepared, tried = changes.prepared(self._state, picture), reaching.tried(self._state)
-        capture, watch = captures.order(self._state, now), self.communication.orders(self._state)
+        watch = self.communication.orders(self._state)
+        capture, replays = captures.order(self._state, now), replaying.parts(self._state, picture)
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
@@ -422,7 +436,8 @@ class Conductor:
                 prepared=prepared,
                 tried=tried,
                 capture=capture,
-                inspect=inspection.order(self._state, node),
+                inspect=inspection.order(self._state, node) or examining.order(self._state, node),
+                replay=replays.get(node),
             )
             order = replace(
                 order,

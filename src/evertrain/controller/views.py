@@ -380,6 +380,7 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
         "confidence": opened.confidence,
         "evidence": [*opened.evidence, *(after.started.passed_over if after is not None else ())],
         "checks": check_views.checks(incident),
+        "replay": check_views.replay(incident),
         "step": opened.step,
         "first_new_step": closed.first_new_step if closed else None,
         "seconds": asdict(ledger.seconds(incident)),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
-from evertrain.model.collective_records import CauseFound, CollectivesOdd
+from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell
 
 
 class Communication(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,3 +31,17 @@ def better(found: CauseFound, before: CauseFound | None) -> CauseFound:
         return found if not old.is_named else before
     changed = new.symptom != old.symptom
     return found if changed or not old.is_named or new.confidence >= old.confidence - 0.1 else before
+
+
+def after(seen: Communication | None, record: CollectivesOdd | CauseFound | CollectivesWell) -> Communication | None:
+    """What is known after one more record; what is about an episode that is over changes nothing."""
+    is_it = seen is not None and seen.odd.episode == record.episode
+    if isinstance(record, CollectivesOdd):
+        # what is stuck now is looked at anew
+        known = Communication(odd=record, since=record.time)
+        return replace(seen, odd=record, since=record.time, looks=0) if seen is not None and is_it else known
+    if seen is None or not is_it:
+        return seen
+    if isinstance(record, CollectivesWell):
+        return None
+    return replace(seen, looks=seen.looks + 1, found=better(record, seen.found))

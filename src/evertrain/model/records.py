@@ -17,7 +17,9 @@ from evertrain.model.collective_records import CauseFound, CollectivesOdd, Colle
 from evertrain.model.collectives import Component
 from evertrain.model.decisions import ActionName, AnyAction, AnyEvent, Policy
 from evertrain.model.diagnosis import StageAsked, StageDone
+from evertrain.model.exam_records import ExamAsked, ExamOver
 from evertrain.model.record import Record as Record
+from evertrain.model.replays import ReplayAsked, ReplayDone
 from evertrain.model.report import Difference, Identity, RankError
 from evertrain.model.spec import Seats
 from evertrain.model.stacks import LocatedKind
@@ -211,6 +213,10 @@ class AttemptEnded(Record, frozen=True, kw_only=True):
     progress: bool
     loss_is_finite: bool = True
     """Of what the ranks reported last."""
+    takes_replays: bool = False
+    """The script has asked whether it is a replay, so it can be replayed."""
+    mesh: str = ""
+    """As read off its process groups; empty: it cannot be."""
 
 
 class PolicyAdopted(Record, frozen=True, kw_only=True):
@@ -240,6 +246,10 @@ class AttemptResumed(Record, frozen=True, kw_only=True):
 
     attempt: int
     resumed_time: float
+    takes_replays: bool = False
+    """As at the attempt's end,"""
+    mesh: str = ""
+    """... which not every attempt comes to."""
 
 
 class IncidentClosed(Record, frozen=True, kw_only=True):
@@ -396,6 +406,10 @@ AnyRecord = (
     | CollectivesWell
     | StageAsked
     | StageDone
+    | ReplayAsked
+    | ReplayDone
+    | ExamAsked
+    | ExamOver
     | StopRequested
     | RestartRequested
     | VersionKept

@@ -75,6 +75,8 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoints in a row that could not be saved."""
     env_changed: bool
     """The script changed environment that torch reads while it is imported."""
+    takes_replays: bool = False
+    """The script has asked whether it is a replay."""
 
 
 def read(path: str | os.PathLike[str]) -> tuple[PageView | None, str]:
@@ -308,6 +310,7 @@ def _view(fields: tuple[Any, ...], metrics: bytes, *, job: str, term: int, attem
         dump_signal=dump_signal,
         saves_failed=saves_failed,
         env_changed=bool(flags & layout.ENV_CHANGED),
+        takes_replays=bool(flags & layout.TAKES_REPLAYS),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from evertrain.agent.machine import Machine
 from evertrain.agent.metrics import Metrics
 from evertrain.agent.nccl_trace import NcclTrace
 from evertrain.agent.node import NodeView
+from evertrain.agent.pulsing import Pulsing
 from evertrain.agent.safekeeping import Safekeeping
 from evertrain.agent.selfcheck import SelfChecks
 from evertrain.agent.sensing import Sensing, sensors_of
@@ -84,6 +85,7 @@ class Agent:
         self._clearing = Clearing(self._machine.gpus, self._wake_up)
         self._tracing = Tracing(spec, self._view.page_path, lambda: self._keeper.state)
         self._nccl = NcclTrace(spec, self._tracing.rings)
+        self._pulsing = Pulsing(self._tracing.rings, self._view.page_path, self._wake_up)
         self._windowing = Windowing(spec, token, self._tracing.rings, self._view.page_path, self._zero)
         self._order: Desired | None = None
         self._changed = False
@@ -102,6 +104,7 @@ class Agent:
             asyncio.create_task(self._controller.run(self._report)),
             asyncio.create_task(self._safekeeping.run()),
             asyncio.create_task(self._sensing.run()),
+            asyncio.create_task(self._pulsing.run()),
             asyncio.create_task(self._serve()),
         ]
         over = asyncio.create_task(self.over.wait())
@@ -149,6 +152,7 @@ class Agent:
                     blind=(*report.blind, *self._tracing.blind, *self._nccl.blind),
                     traced=self._tracing.traced,
                     nccl=self._nccl.said(self._view.running_attempt),
+                    pulses=self._pulsing.pulses,
                 ),
                 self._zero,
             ),
@@ -210,6 +214,7 @@ class Agent:
         self._self_checks.obey(order)
         self._capturing.obey(order)
         self._windowing.obey(order)
+        self._pulsing.obey(order)
         self._diagnosing.obey(order)
         self._versions.obey(order.code)
         self._peers.obey(order.peers)

@@ -19,6 +19,7 @@ from evertrain.checkpoint import placement
 from evertrain.controller import news, views
 from evertrain.controller.captures import Captures
 from evertrain.controller.code_store import CodeStore
+from evertrain.controller.communication import Communication
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
 from evertrain.controller.windows import Windows
@@ -48,6 +49,7 @@ from evertrain.decide.state import JobState
 from evertrain.model import version
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, VersionKept
+from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell
 from evertrain.model.copies import Fetch
 from evertrain.model.diagnosis import Symptom
 from evertrain.model.records import (
@@ -99,6 +101,7 @@ class Conductor:
         self.code = CodeStore(spec, self._wake_up)
         self.captures = Captures(spec, self._note, self._wake_up)
         self.windows = Windows(spec, self._wake_up)
+        self.communication = Communication(spec, self.windows, self._note)
         self._platform = choice.of(spec)
         self._wanted: tuple[int, str] = (0, "")
         """Nodes that the platform was asked for, and why; a controller that takes over asks once more."""
@@ -151,6 +154,7 @@ class Conductor:
         since = before.since if before is not None and before.connected else self.now()
         self._nodes[node] = NodePicture(report.report, connected=True, since=since)
         self._heard[node] = time.monotonic()
+        self.communication.hear(self._state, report.report, self.now())
         if before is None or not before.connected or news.matters(before.report, report.report):
             self._wake.set()
         elif news.concerns_rounds(before.report, report.report) and self._soon is None:
@@ -264,7 +268,7 @@ class Conductor:
         """Have all trace rings of the newest attempt read: the number of what will come; None: that cannot be now."""
         return self.windows.ask(self._state, self.now(), seconds=seconds, brief=brief)
 
-    def _note(self, record: HangLocated) -> None:
+    def _note(self, record: HangLocated | CollectivesOdd | CauseFound | CollectivesWell) -> None:
         self._inbox.append(replace(record, time=self.now()))
         self._wake.set()
 
@@ -304,6 +308,7 @@ class Conductor:
             await self._settle()
             self.captures.look(self._state, self.picture)
             self.windows.look(self._state, self.picture, self.now())
+            self.communication.look(self._state, self.picture, self.now())
             self._ask_platform()
             self._go_round()
             if self._state.ended is not None:
@@ -411,6 +416,7 @@ class Conductor:
         running = self._state.active.by_node() if self._state.active is not None else {}
         placed, pinned = self._state.ranks_by_node(), rollback.pinned(self._state)
         prepared, tried = changes.prepared(self._state, picture), reaching.tried(self._state)
+        watch = self.communication.orders(self._state)
         capture, replays = captures.order(self._state, now), replaying.parts(self._state, picture)
         for node, send in list(self._sends.items()):
             order = desired(
@@ -438,6 +444,7 @@ class Conductor:
                 copies_look=len(self._looks),
                 upload=self._shared.order(node),
                 windows=self.windows.orders(node),
+                watch=watch.get(node),
             )
             if self._sent.get(node) != order:
                 self._sent[node] = order

@@ -10,13 +10,14 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from evertrain.decide import tested
+from evertrain.decide import episode, tested
 from evertrain.decide.memory import MOST_NODES, Chain, Memory, evolve, with_other_code
 from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState, Restart, Round
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, VersionKept, VersionProven
+from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell
 from evertrain.model.diagnosis import StageAsked, StageDone
 from evertrain.model.exam_records import ExamAsked, ExamOver
 from evertrain.model.records import AnyRecord
@@ -70,11 +71,15 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return _with_attempt(state, replace(_attempt(state, record.attempt), progress=record))
         case r.IncidentOpened():
             state = state if record.tolerated else replace(state, suspicion=None)
+            if state.communication is not None and record.component:
+                state = replace(state, communication=replace(state.communication, incident=record.incident))
             return _with_incident(state, Incident(opened=record, located_time=record.time))
         case r.IncidentCorrected():
             incident = state.incidents[record.incident]
             fields = {name: getattr(record, name) for name in record.__struct_fields__ if name != "time"}
-            fields["source"] = record.source or incident.opened.source
+            for name in ("source", "component", "links"):
+                if fields[name] is None:
+                    fields[name] = getattr(incident.opened, name)
             opened = replace(incident.opened, **fields)
             return _with_incident(state, replace(incident, opened=opened, located_time=record.time))
         case r.PolicyAdopted():
@@ -103,6 +108,12 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
                 replace(one, located=record) if one.asked.capture == record.capture else one for one in state.captures
             )
             return replace(state, captures=captures)
+        case CollectivesOdd() | CauseFound() | CollectivesWell():
+            return replace(
+                state,
+                communication=episode.after(state.communication, record),
+                next_episode=max(state.next_episode, record.episode + 1),
+            )
         case StageAsked() | StageDone():
             return tested.stage(state, record, _with_incident)
         case ReplayAsked() | ReplayDone():
@@ -170,6 +181,7 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         answers={},
         suspicion=None,
         captures=(),
+        communication=None,
         takes_replays=False,
         learnt_mesh="",
         exams=(),
@@ -258,6 +270,7 @@ def _attempt_started(state: JobState, record: r.AttemptStarted) -> JobState:
             state = replace(state, memory=with_other_code(state.memory))
     return replace(
         state,
+        communication=None,
         ran={**state.ran, record.attempt: record.version},
         attempts=(*state.attempts, Attempt(started=record)),
         next_attempt=record.attempt + 1,

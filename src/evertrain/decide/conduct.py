@@ -19,6 +19,7 @@ from evertrain.decide import (
     blame,
     changes,
     closing,
+    communication,
     examining,
     hangs,
     incidents,
@@ -167,6 +168,7 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
         or changes.due(state, picture, attempt, config.restart.node_return_s, now)
         or planned.end(state, picture, attempt, config.restart.node_return_s, now)
         or hangs.look(state, attempt, picture, step, config.hang, now)
+        or communication.look(state, attempt, step, now)
         or slowness.look(state, attempt, picture, step, now)
         or planned.verify(state, picture, attempt, now)
         or saves.look(state, picture, attempt, step, config.checkpoint.failed_saves_limit, now)

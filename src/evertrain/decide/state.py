@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from evertrain.decide.episode import Communication
 from evertrain.decide.memory import Memory
 from evertrain.model import decisions as d
 from evertrain.model import records as r
@@ -188,6 +189,9 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     suspicion: r.HangSuspected | None = None
     captures: tuple[Capture, ...] = ()
     """The newest of this run, oldest first."""
+    communication: Communication | None = None
+    """The episode of collectives that are stuck or slow."""
+    next_episode: int = 1
     next_capture: int = 1
     """Numbers go on over all runs: files are named by them."""
     next_stage: int = 1

@@ -52,7 +52,7 @@ def _failed(
     return d.AttemptFailed(
         time=now,
         incident=incident.number,
-        source="exit" if opened.source == "signal" else opened.source,
+        source=_seen_by(opened.source),
         cause=opened.cause,
         category=opened.category,
         ranks=opened.ranks,
@@ -66,6 +66,12 @@ def _failed(
         stuck=stuck,
         is_damage=any(exits.is_damage(end.error) for end in attempt.ends.values()),
     )
+
+
+def _seen_by(source: r.Source) -> d.FailureSource:
+    if source == "signal":
+        return "exit"
+    return "metrics" if source == "communication" else source
 
 
 def _waiting(state: JobState, picture: Picture, incident: Incident, config: Config, now: float) -> list[AnyRecord]:

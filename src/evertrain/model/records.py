@@ -13,6 +13,8 @@ import msgspec
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, VersionKept, VersionProven
 from evertrain.model.clocks import Clock
+from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell
+from evertrain.model.collectives import Component
 from evertrain.model.decisions import ActionName, AnyAction, AnyEvent, Policy
 from evertrain.model.diagnosis import StageAsked, StageDone
 from evertrain.model.exam_records import ExamAsked, ExamOver
@@ -138,7 +140,7 @@ class RanksEnded(Record, frozen=True, kw_only=True):
     ends: tuple[RankEnd, ...]
 
 
-Source = Literal["exit", "hang", "lost", "signal", "metrics", "verification", "saves"]
+Source = Literal["exit", "hang", "lost", "signal", "metrics", "verification", "saves", "communication"]
 """What an incident was seen by."""
 
 
@@ -164,6 +166,10 @@ class IncidentOpened(Record, frozen=True, kw_only=True):
     """... and the nodes that would have to go with it."""
     captures: tuple[int, ...] = ()
     """By their numbers, in which the stacks can be seen."""
+    component: Component | Literal[""] = ""
+    """What the records of collectives say it is; empty: they were not asked, or name nobody."""
+    links: tuple[tuple[int, int], ...] = ()
+    """Between which ranks it lies, where it is not known which of them it is."""
 
 
 class IncidentCorrected(Record, frozen=True, kw_only=True):
@@ -179,6 +185,9 @@ class IncidentCorrected(Record, frozen=True, kw_only=True):
     evidence: tuple[str, ...]
     source: Source | None = None
     """None: the same."""
+    component: Component | Literal[""] | None = None
+    """... as well as these."""
+    links: tuple[tuple[int, int], ...] | None = None
 
 
 class AttemptEnding(Record, frozen=True, kw_only=True):
@@ -392,6 +401,9 @@ AnyRecord = (
     | HangCleared
     | CaptureAsked
     | HangLocated
+    | CollectivesOdd
+    | CauseFound
+    | CollectivesWell
     | StageAsked
     | StageDone
     | ReplayAsked

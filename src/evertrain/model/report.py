@@ -14,6 +14,7 @@ import msgspec
 
 from evertrain.model.activity import RankActivity
 from evertrain.model.code import CodeOrder
+from evertrain.model.collectives import Pulse, Watch
 from evertrain.model.copies import (
     Backup,
     Copy,
@@ -266,6 +267,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks here whose collectives and connections are written down."""
     nccl: str = ""
     """How NCCL's own operations are; empty: they are not."""
+    pulses: tuple[Pulse, ...] = ()
+    """The last seconds of the ranks that are watched; each is told more than once."""
     inspected: Inspected | None = None
     """What came of the test that `Desired.inspect` asks for: it is left out once the controller has noted it."""
     replayed: Replayed | None = None
@@ -387,6 +390,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     them yet (all numbers but the local ones, addresses, what to resume) is empty here."""
     capture: CaptureOrder | None = None
     """Look at the processes now; None: nothing is asked."""
+    watch: Watch | None = None
+    """Ranks whose seconds are to be told (`NodeReport.pulses`)."""
     windows: tuple[WindowOrder, ...] = ()
     """Read the trace rings now."""
     inspect: InspectOrder | None = None

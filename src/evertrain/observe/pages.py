@@ -229,6 +229,20 @@ class StepReader:
             self._descriptor = -1
 
 
+def step_times(path: str | os.PathLike[str]) -> list[float]:
+    """When the last steps of a rank were over, in order; also of one of which more may yet be told. Empty where there
+    is no page, or one that cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            raw = file.read(layout.SIZE)
+    except OSError:
+        return []
+    if len(raw) < layout.SIZE or _why_unreadable(raw) is not None:
+        return []
+    found = [_step(raw, at) for at in range(layout.STEPS_AT, layout.SIZE, layout.STEP.size)]
+    return sorted(one.time for one in found if one is not None)
+
+
 _COUNT = struct.Struct("@Q")
 
 

@@ -9,9 +9,9 @@ whether DIR/rank-N.json says that it is ill, which nothing but this script knows
     {"copy_bytes_per_s": B}   what leaves the accelerator for the host does so at this speed
     {"stall_until": T}        the next batch comes at this time
 
-Rank 0 notes the beginning of every step in DIR/steps.log, the others nothing. What would take most of two cores is done
-otherwise than in the training script: layers are cut in parts by hand, with the same all-reduces, instead of by DTensor;
-steps are saved now and then only; AdamW goes over all parameters at once.
+Rank 0 notes the beginning of every step in DIR/steps.log, the others nothing. What would take most of two cores is
+done otherwise than in the training script: layers are cut in parts by hand, with the same all-reduces, instead of by
+DTensor; steps are saved now and then only; AdamW goes over all parameters at once.
 """
 
 from __future__ import annotations

@@ -161,15 +161,15 @@ def frozen(bed: Bed, rank: int, chance: random.Random) -> Iterator[Details]:
 
 @contextmanager
 def bursts(bed: Bed, rank: int, chance: random.Random) -> Iterator[Details]:
-    """Stopped for 0.2 to 0.5 s, at work for 0.1 to 0.3 s."""
+    """Stopped for 0.4 to 0.8 s, at work for 0.1 to 0.25 s."""
     pid, over = bed.pid(rank), threading.Event()
 
     def go() -> None:
         while True:
             os.kill(pid, signal.SIGSTOP)
-            ended = over.wait(chance.uniform(0.2, 0.5))
+            ended = over.wait(chance.uniform(0.4, 0.8))
             os.kill(pid, signal.SIGCONT)
-            if ended or over.wait(chance.uniform(0.1, 0.3)):
+            if ended or over.wait(chance.uniform(0.1, 0.25)):
                 return
 
     thread = threading.Thread(target=go)
@@ -183,23 +183,24 @@ def bursts(bed: Bed, rank: int, chance: random.Random) -> Iterator[Details]:
 
 @contextmanager
 def burner(bed: Bed, rank: int, chance: random.Random) -> Iterator[Details]:
-    """Somebody else computes in the rank's cgroup, whose quota is twice what the rank needs."""
+    """Others compute in the rank's cgroup, whose quota is twice what the rank needs."""
     pid = bed.pid(rank)
     before = beds.cpu_s([pid])[pid]
     time.sleep(_LOOK_S)
     needs = (beds.cpu_s([pid])[pid] - before) / _LOOK_S
-    process = subprocess.Popen([*with_parent("KILL"), sys.executable, "-I", "-c", "while True: pass"])
-    try:
-        os.sched_setaffinity(process.pid, os.sched_getaffinity(pid))
-        bed.groups.add(rank, process.pid)
+    with ExitStack() as undo:
+        undo.callback(bed.groups.limit, rank, None)
+        for _ in range(BURNERS):
+            process = subprocess.Popen([*with_parent("KILL"), sys.executable, "-I", "-c", "while True: pass"])
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            os.sched_setaffinity(process.pid, os.sched_getaffinity(pid))
+            bed.groups.add(rank, process.pid)
         bed.groups.limit(rank, 2 * needs)
         yield {"healthy_cores": round(needs, 4)}
-    finally:
-        bed.groups.limit(rank, None)
-        process.kill()
-        process.wait()
 
 
+BURNERS = 3
 _LOOK_S = 4.0
 
 
@@ -220,7 +221,7 @@ FAULTS = {
         Fault("narrow", "it sends 40 Mbit/s instead of 400", ("sender",), narrow, is_network=True),
         Fault("slow-copy", "its accelerator's bus is slow", COMPUTES, slow_copy),
         Fault("slow", "its accelerator takes 3 times as long", COMPUTES, slow),
-        Fault("burner", "somebody computes in its cgroup", ("host",), burner, needs="cgroup"),
+        Fault("burner", "others compute in its cgroup", ("host",), burner, needs="cgroup"),
         Fault("quota", "it gets 2 % of a core", ("host",), quota, needs="cgroup"),
         Fault("traffic", "others fill its link and another one", ("network",), traffic, is_network=True),
         Fault("bursts", "it is stopped again and again", ("host",), bursts),

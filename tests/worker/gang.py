@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from evertrain.observe import pages
 from evertrain.observe.pages import PageView
+from evertrain.trace import rings
 from evertrain.worker import page
 
 
@@ -35,6 +36,8 @@ class Result(NamedTuple):
     page: PageView | None
     said: Any
     """What the script passed to `say`."""
+    ring: Path
+    """The trace of its collectives."""
 
 
 class Gang:
@@ -76,11 +79,14 @@ class Gang:
             if inside:
                 path = work / f"page-{rank}"
                 page.create(str(path), job="test", term=1, attempt=attempt, rank=rank)
+                ring = {"job": "test", "node": "node-0", "term": 1, "attempt": attempt, "rank": rank}
+                rings.create(str(work / f"ring-{rank}"), writer="hook", capacity=4096, table=256, **ring)
                 session = {
                     "job": "test", "run_id": "test-1", "term": 1, "attempt": attempt, "node": "node-0", "rank": rank,
                     "local_rank": rank, "world_size": world, "page": str(path), "slots_dir": str(self.slots_dir),
                     "disk_dir": str(self.disk_dir), "resume": resume, "resume_tier": tier, "reached": reached,
                     "restart": attempt > 1, "faults": list(faults), "fired_dir": str(self.folder / "fired"),
+                    "trace": str(work / f"ring-{rank}"),
                     **(told or {}),
                 }  # fmt: skip
             ranks.append(
@@ -113,6 +119,7 @@ class Gang:
             err=(work / f"err-{rank}").read_text(),
             page=pages.read(work / f"page-{rank}")[0],
             said=json.loads(said.read_text()) if said.exists() else None,
+            ring=work / f"ring-{rank}",
         )
 
 

@@ -28,8 +28,10 @@ from evertrain.agent.node import NodeView
 from evertrain.agent.safekeeping import Safekeeping
 from evertrain.agent.selfcheck import SelfChecks
 from evertrain.agent.sensing import Sensing, sensors_of
+from evertrain.agent.tracing import Tracing
 from evertrain.agent.uploads import Uploads
 from evertrain.agent.versions import Versions
+from evertrain.agent.windowing import Windowing
 from evertrain.checkpoint import disk
 from evertrain.detect.peers import Peers
 from evertrain.detect.trackers import TrackerRules
@@ -79,6 +81,8 @@ class Agent:
         self._sensing = Sensing(spec, [*sensors, self._peers, self._trackers], self._wake_up)
         self._machine = Machine(sensors, self._metrics)
         self._clearing = Clearing(self._machine.gpus, self._wake_up)
+        self._tracing = Tracing(spec, self._view.page_path, lambda: self._keeper.state)
+        self._windowing = Windowing(spec, token, self._tracing.rings, self._view.page_path, self._zero)
         self._order: Desired | None = None
         self._changed = False
         self._look_again = asyncio.Event()
@@ -89,6 +93,7 @@ class Agent:
 
     async def run(self) -> None:
         """Serve until the job is over here."""
+        self._tracing.start()
         links = [
             asyncio.create_task(self._keeper.run()),
             asyncio.create_task(self._controller.run(self._report)),
@@ -100,6 +105,7 @@ class Agent:
         done, _ = await asyncio.wait([*links, over], return_when=asyncio.FIRST_COMPLETED)
         for task in (*links, over):
             task.cancel()
+        self._tracing.stop()
         await self._diagnosing.close()
         # each closes what it holds before the event loop ends: a peer may be waiting for it
         await asyncio.wait([*links, over])
@@ -117,6 +123,7 @@ class Agent:
     def _report(self) -> Report:
         # what says that an attempt is over says as well whether the next one may start
         self._clearing.look(self._keeper.state, self._order)
+        report = self._view.report(self._keeper.state, self._order)
         return Report(
             job=self._spec.job,
             run_id=self._spec.run_id,
@@ -124,7 +131,7 @@ class Agent:
             time=self._zero + time.monotonic(),
             report=shifted(
                 replace(
-                    self._view.report(self._keeper.state, self._order),
+                    report,
                     **self._safekeeping.report(),
                     upload=self._uploads.report,
                     self_check=self._self_checks.report,
@@ -136,6 +143,8 @@ class Agent:
                     gpus_held=self._clearing.held,
                     captured=self._capturing.captured,
                     inspected=self._diagnosing.inspected,
+                    blind=(*report.blind, *self._tracing.blind),
+                    traced=self._tracing.traced,
                 ),
                 self._zero,
             ),
@@ -196,9 +205,13 @@ class Agent:
         self._uploads.obey(order.upload, order.ranks)
         self._self_checks.obey(order)
         self._capturing.obey(order)
+        self._windowing.obey(order)
         self._diagnosing.obey(order)
         self._versions.obey(order.code)
         self._peers.obey(order.peers)
+        for attempt in order.attempts:
+            if attempt.phase == "prepare":
+                self._tracing.prepare(attempt.attempt, attempt.ranks, self._controller.term)
         if state is None:
             return
         try:
@@ -237,6 +250,7 @@ class Agent:
         assert go is not None
         inherited = {**os.environ, **added}
         lines: dict[str, Any] = {}
+        self._tracing.ring(attempt.attempt, [order.rank for order in go.ranks], self._controller.term)
         for order in go.ranks:
             page_path = self._view.page_path(attempt.attempt, order.rank)
             page_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -267,6 +281,7 @@ class Agent:
                     "local_rank": order.local_rank,
                     "world_size": go.world_size,
                     "page": str(page_path),
+                    "trace": self._tracing.rings.hook_path(attempt.attempt, order.rank),
                     "slots_dir": str(self._view.slots_dir),
                     "disk_dir": spec.disk_dir,
                     "resume": go.resume,

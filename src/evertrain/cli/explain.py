@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evertrain explain",
         description="Says what failed, who is at fault and what to do, from logs, kernel messages, stack dumps, flight "
-        "recorder dumps and NCCL RAS output, of any number of ranks and hosts.",
+        "recorder dumps, NCCL RAS output and trace rings, of any number of ranks and hosts.",
     )
     parser.add_argument("paths", nargs="*", metavar="FILE|DIR|-", help="what to read; `-` is standard input")
     parser.add_argument("--json", action="store_true", help="one JSON list of verdicts on standard output")

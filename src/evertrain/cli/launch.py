@@ -182,6 +182,7 @@ def agent(
         owner_fd=owner,
         grace_s=plan.config.grace_s,
         metrics=plan.config.metrics,
+        trace=plan.config.trace,
         python=plan.python,
         code_root=_code_root(plan),
         code_dir=str(here.code_dir),

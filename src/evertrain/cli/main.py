@@ -17,6 +17,7 @@ COMMANDS = {
     "status": "how is the job doing?",
     "incidents": "what went wrong, what was done, and what did it cost?",
     "stacks": "where does every process stand, and on whom do the others wait? now, or in an incident",
+    "trace": "what do ranks communicate, and who lags behind? live, as a file, or in SQL",
     "explain": "what happened here? a verdict from any pile of logs and dumps, without a job",
     "check": "is this machine fit to train on? host, GPUs, network; with a monitoring plug-in's exit codes",
     "diagnose": "does this machine compute, remember and move data as it should? tests that use it",

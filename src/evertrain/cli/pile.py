@@ -1,7 +1,7 @@
 """What did the user give us to read? Sorts documents into lines, stacks, recordings, reports and facts.
 
 Logs and kernel messages pass through a sieve block by block, whatever their size. Dumps of stacks, flight recorders and
-NCCL RAS are small and read whole.
+NCCL RAS are small and read whole; of trace rings only what was written last.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from evertrain.model.findings import Finding
 from evertrain.model.recording import Recordings
 from evertrain.model.signals import Signals
 from evertrain.observe.documents import HEAD_BYTES, Document
+from evertrain.trace import layout
 
 MAX_DUMP_BYTES = 64 << 20
 """Of a file that is read whole."""
@@ -52,6 +53,7 @@ class Pile:
         self._ras: list[str] = []
         self._metrics: dict[str, Any] = {}
         self._recordings: list[Recordings] = []
+        self._rings: list[Path] = []
         self._dump_bytes = 0
 
     def take(self, documents: Iterable[Document]) -> None:
@@ -60,11 +62,17 @@ class Pile:
             self._take(document)
         if self._recordings:
             self.findings = flight.judge(recorder.together(self._recordings))
+        if self._rings:
+            self.findings += self._remains()
 
     def _take(self, document: Document) -> None:
         name, head = document.path, document.head
         if not head:
             self.count("empty file")
+            return
+        if head.startswith(layout.MAGIC):
+            self._rings.append(Path(name))
+            self.count("trace ring")
             return
         if _may_be_dump(head):
             whole, size = [head], len(head)
@@ -105,6 +113,13 @@ class Pile:
 
     def refuse(self, name: str, reason: object) -> None:
         self.unreadable.append(f"{name}: {' '.join(str(reason).split())[:300]}")
+
+    def _remains(self) -> tuple[Finding, ...]:
+        from evertrain.trace import remains, scene
+
+        found = scene.of_files(self._rings)
+        self.unreadable += found.problems
+        return remains.judge(found)
 
     def _take_dump(self, name: str, data: bytes) -> bool:
         """Whether these bytes were a dump that is read whole."""

@@ -35,24 +35,24 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
         number, node = int(request.match_info["number"]), request.match_info["node"]
         refusal = conductor.captures.refusal(number, node)
         if refusal is None:
-            body = await _body(request, captures.MOST_BYTES)
+            body = await body_of(request, captures.MOST_BYTES)
             if body is None:
-                return _wrong(413, f"a capture has at most {captures.MOST_BYTES:,} bytes")
+                return wrong(413, f"a capture has at most {captures.MOST_BYTES:,} bytes")
             refusal = conductor.captures.take(number, node, body)
         if refusal is not None:
-            return _wrong(refusal.status, refusal.line)
+            return wrong(refusal.status, refusal.line)
         return web.json_response({"capture": number, "node": node})
 
     async def take_dumps(request: web.Request) -> web.Response:
         number, node = int(request.match_info["number"]), request.match_info["node"]
         if node not in conductor.state.known_nodes():
-            return _wrong(403, f"the job has no node {node}")
-        body = await _body(request, captures.MOST_DUMP_BYTES)
+            return wrong(403, f"the job has no node {node}")
+        body = await body_of(request, captures.MOST_DUMP_BYTES)
         if body is None:
-            return _wrong(413, f"recorders' dumps of a node have at most {captures.MOST_DUMP_BYTES:,} bytes")
+            return wrong(413, f"recorders' dumps of a node have at most {captures.MOST_DUMP_BYTES:,} bytes")
         refusal = await conductor.captures.take_dumps(number, node, body)
         if refusal is not None:
-            return _wrong(refusal.status, refusal.line)
+            return wrong(refusal.status, refusal.line)
         return web.json_response({"capture": number, "node": node})
 
     async def list_dumps(request: web.Request) -> web.Response:
@@ -62,21 +62,21 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
     async def give_dumps(request: web.Request) -> web.Response:
         number, node = int(request.match_info["number"]), request.match_info["node"]
         if node not in await conductor.captures.dumped(number):
-            return _wrong(404, f"capture {number} has no recorders' dumps of {node}")
+            return wrong(404, f"capture {number} has no recorders' dumps of {node}")
         try:
             content = await conductor.captures.dumps(number, node)
         except OSError as error:
-            return _wrong(500, f"they cannot be read: {error.strerror or error}")
+            return wrong(500, f"they cannot be read: {error.strerror or error}")
         return web.Response(body=content, content_type="application/msgpack")
 
     async def ask(request: web.Request) -> web.Response:
         try:
             wish = msgspec.json.decode(await request.read() or b"{}", type=_Wish)
         except msgspec.MsgspecError as error:
-            return _wrong(400, str(error))
+            return wrong(400, str(error))
         number = conductor.request_capture(dumps=wish.dumps)
         if number is None:
-            return _wrong(409, "no rank runs now")
+            return wrong(409, "no rank runs now")
         return web.json_response({"capture": number}, status=202)
 
     async def give(request: web.Request) -> web.Response:
@@ -87,7 +87,7 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
         try:
             kept = await conductor.captures.kept(number)
         except ValueError as error:
-            return _wrong(500, str(error))
+            return wrong(500, str(error))
         if kept is not None:
             # of ten thousand ranks that takes its time
             return web.json_response(body=await aside("captures", msgspec.json.encode, kept))
@@ -95,8 +95,8 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
         if may_come and not conductor.captures.is_over(number):
             return web.json_response({"capture": number, "over": False, "waits_for": []}, status=202)
         if may_come is not None:
-            return _wrong(410, f"capture {number} was lost: its attempt ended, or the controller that collected it")
-        return _wrong(404, f"there is no capture {number}, or no more: the newest {MOST} of each kind are kept")
+            return wrong(410, f"capture {number} was lost: its attempt ended, or the controller that collected it")
+        return wrong(404, f"there is no capture {number}, or no more: the newest {MOST} of each kind are kept")
 
     async def listed(request: web.Request) -> web.Response:
         there = await conductor.captures.numbers()
@@ -120,7 +120,7 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
     ]
 
 
-async def _body(request: web.Request, most_bytes: int) -> bytes | None:
+async def body_of(request: web.Request, most_bytes: int) -> bytes | None:
     """As it comes, for the limit of other requests is lower; None: it is more than that."""
     body = bytearray()
     async for piece in request.content.iter_chunked(_PIECE_BYTES):
@@ -130,5 +130,5 @@ async def _body(request: web.Request, most_bytes: int) -> bytes | None:
     return bytes(body)
 
 
-def _wrong(status: int, line: str) -> web.Response:
+def wrong(status: int, line: str) -> web.Response:
     return web.json_response({"error": " ".join(line.split())}, status=status)

@@ -38,6 +38,11 @@ class AgentClock:
         self._seen: deque[float] = deque(maxlen=_REPORTS)
         self._difference_s = 0.0
 
+    @property
+    def difference_s(self) -> float:
+        """What is added to the agent's times."""
+        return self._difference_s
+
     def corrected(self, report: Report, now: float) -> Report:
         """`report`, heard `now`, with all its times by the controller's clock."""
         self._seen.append(now - report.time)

@@ -21,6 +21,7 @@ from evertrain.controller.captures import Captures
 from evertrain.controller.code_store import CodeStore
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
+from evertrain.controller.windows import Windows
 from evertrain.decide import (
     captures,
     changes,
@@ -94,6 +95,7 @@ class Conductor:
         self._shared = SharedStore(spec, self._wake_up)
         self.code = CodeStore(spec, self._wake_up)
         self.captures = Captures(spec, self._note, self._wake_up)
+        self.windows = Windows(spec, self._wake_up)
         self._platform = choice.of(spec)
         self._wanted: tuple[int, str] = (0, "")
         """Nodes that the platform was asked for, and why; a controller that takes over asks once more."""
@@ -255,6 +257,10 @@ class Conductor:
         attempt = self._state.active
         return attempt is not None and asked.attempt == attempt.number and asked.time >= self._state.term_time
 
+    def request_window(self, seconds: float, *, brief: bool) -> int | None:
+        """Have all trace rings of the newest attempt read: the number of what will come; None: that cannot be now."""
+        return self.windows.ask(self._state, self.now(), seconds=seconds, brief=brief)
+
     def _note(self, record: HangLocated) -> None:
         self._inbox.append(replace(record, time=self.now()))
         self._wake.set()
@@ -284,6 +290,7 @@ class Conductor:
             await self._seat()
             await self._settle()
             self.captures.look(self._state, self.picture)
+            self.windows.look(self._state, self.picture, self.now())
             self._ask_platform()
             self._go_round()
             if self._state.ended is not None:
@@ -412,7 +419,12 @@ class Conductor:
                 capture=capture,
                 inspect=inspection.order(self._state, node),
             )
-            order = replace(order, copies_look=len(self._looks), upload=self._shared.order(node))
+            order = replace(
+                order,
+                copies_look=len(self._looks),
+                upload=self._shared.order(node),
+                windows=self.windows.orders(node),
+            )
             if self._sent.get(node) != order:
                 self._sent[node] = order
                 send(order)

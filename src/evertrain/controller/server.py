@@ -25,6 +25,7 @@ from evertrain.controller import (
     node_routes,
     scopes,
     views,
+    window_routes,
 )
 from evertrain.controller.clocks import AgentClock
 from evertrain.controller.conductor import Conductor
@@ -82,6 +83,7 @@ def build(spec: ControllerSpec, conductor: Conductor, token: str, code_token: st
             web.get("/v1/agent", _agent),
             *node_routes.routes(conductor),
             *capture_routes.routes(conductor),
+            *window_routes.routes(conductor),
             *code_routes.routes(spec, conductor),
             *change_routes.routes(conductor, spec.config.code),
         ]
@@ -254,6 +256,7 @@ async def _agent(request: web.Request) -> web.WebSocketResponse:
                 node = report.report.node
                 conductor.connect(node, send)
             conductor.hear(clock.corrected(report, conductor.now()))
+            conductor.windows.note_offset(node, clock.difference_s)
     finally:
         writer.cancel()
         if node is not None:

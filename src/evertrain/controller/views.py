@@ -89,7 +89,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "workers": _workers(state, picture),
         "nodes": [_node(state, picture, node) for node in state.known_nodes()],
         "sensors": sensor_views.sensors(state, picture) if live else [],
-        "active": _active(state),
+        "active": _active(state, picture),
         "blind": _blind(state, picture, live),
         "message": _message(state, picture, now),
         "exit_code": state.ended.exit_code if state.ended else None,
@@ -105,13 +105,15 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
     }
 
 
-def _active(state: JobState) -> list[str]:
+def _active(state: JobState, picture: Picture) -> list[str]:
     """What is looked after; the store as far as something has got there."""
     active = [*_ACTIVE, *(_SEVERAL_ACTIVE if len(state.active_nodes()) > 1 else ())]
     if len(state.roster) > 1:
         active.append(f"eviction of nodes ({_standbys(state)})")
     if (own := state.versions.get(state.own or 0)) is not None and own.code is not None:
         active.append(f"code: version {changes.in_force(state)}, changed and rolled back without giving up a node")
+    if traced := sum(seen.report.traced for seen in picture.nodes.values()):
+        active.append(f"collectives and connections of {traced} ranks (trace rings)")
     return [*active, f"the shared store: step {state.stored[-1].step}"] if state.stored else active
 
 

@@ -238,6 +238,19 @@ class MetricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The same for the gradient norm."""
 
 
+class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ranks communicate, and how that goes."""
+
+    enabled: bool = True
+    """Whether collectives and connections are traced."""
+    hook_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
+    """Shared memory in which a rank writes down its operations: ten minutes at 200 a second;"""
+    writer_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 4
+    """... and for what is seen of it from outside. All of a node together take a quarter of the free memory at most."""
+    keep_mib: Annotated[int, msgspec.Meta(ge=0)] = 256
+    """On disk, the last seconds before each incident; the oldest go first. 0: none are kept."""
+
+
 class DiagnoseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tests of stopped nodes, when an attempt has failed and nobody knows why."""
 
@@ -264,3 +277,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     code: CodeConfig = CodeConfig()
     metrics: MetricConfig = MetricConfig()
     diagnose: DiagnoseConfig = DiagnoseConfig()
+    trace: TraceConfig = TraceConfig()

@@ -30,6 +30,7 @@ from evertrain.model.copies import (
 from evertrain.model.diagnosis import Inspected, InspectOrder
 from evertrain.model.sensing import SensorState, Sign
 from evertrain.model.stacks import CaptureOrder
+from evertrain.model.windows import WindowOrder
 
 DISMISSED = 4409
 """Close code of the WebSocket: the run that an agent belongs to is over, or goes on without its node."""
@@ -257,6 +258,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Which process of an attempt that is over is still on a GPU: until it has gone no other attempt may start here."""
     captured: int = 0
     """Number of the newest capture that is over here."""
+    traced: int = 0
+    """Ranks here whose collectives and connections are written down."""
     inspected: Inspected | None = None
     """What came of the test that `Desired.inspect` asks for: it is left out once the controller has noted it."""
 
@@ -371,5 +374,7 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     them yet (all numbers but the local ones, addresses, what to resume) is empty here."""
     capture: CaptureOrder | None = None
     """Look at the processes now; None: nothing is asked."""
+    windows: tuple[WindowOrder, ...] = ()
+    """Read the trace rings now."""
     inspect: InspectOrder | None = None
     """Test this machine now; None: a test that runs is ended."""

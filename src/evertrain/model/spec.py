@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from evertrain.model.config import Config, MetricConfig
+from evertrain.model.config import Config, MetricConfig, TraceConfig
 
 StartMode = Literal["zygote", "parked", "spawn"]
 StandbyBarrier = Literal["start", "init"]
@@ -89,6 +89,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     python: str = "python3"
     """The ranks' interpreter, which has torch."""
     metrics: MetricConfig = MetricConfig()
+    trace: TraceConfig = TraceConfig()
     code_root: str = ""
     """The folder on this machine that versions of the code take the place of; empty: there is none."""
     code_dir: str = ""

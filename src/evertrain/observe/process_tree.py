@@ -16,10 +16,10 @@ from typing import Literal
 import msgspec
 
 from evertrain.model.stacks import Frame, ProcessKind, Thread
+from evertrain.trace import cgroups
 
 State = Literal["", "stopped", "uninterruptible", "ended"]
 
-_CGROUPS = Path("/sys/fs/cgroup")
 _FREEZERS = ("__refrigerator", "do_freezer_trap")
 _POLLING = frozenset({"gloo_tcp_loop"})
 """Each of gloo's groups has one, and together they use about a hundredth of a core while nothing comes."""
@@ -207,18 +207,7 @@ def is_frozen(pid: int) -> bool:
     if _read(f"/proc/{pid}/wchan") in _FREEZERS:
         return True
     # newer kernels freeze whoever sleeps where he sleeps
-    return any(_holds_frozen(line) for line in _read(f"/proc/{pid}/cgroup").splitlines())
-
-
-def _holds_frozen(line: str) -> bool:
-    number, _, rest = line.partition(":")
-    controllers, _, path = rest.partition(":")
-    if number == "0" and not controllers:
-        roots = (_CGROUPS, _CGROUPS / "unified")
-        return any("frozen 1" in _read(f"{root}{path}/cgroup.events") for root in roots)
-    if "freezer" in controllers.split(","):
-        return _read(f"{_CGROUPS}/freezer{path}/freezer.state").strip() in ("FROZEN", "FREEZING")
-    return False
+    return any(map(cgroups.is_frozen, cgroups.lines(pid)))
 
 
 def waits_in(pid: int, letter: str) -> str:

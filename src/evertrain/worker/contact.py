@@ -53,7 +53,7 @@ def open_up(current: Session) -> None:
         try:
             begin(current)
         except Exception as error:
-            _explain(current, f"{what}: {error}")
+            explain(current, f"{what}: {error}")
 
 
 def append(path: str, text: str) -> None:
@@ -64,7 +64,8 @@ def append(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def _explain(current: Session, why: str) -> None:
+def explain(current: Session, why: str) -> None:
+    """Say why something of this rank is not seen."""
     import json
 
     try:

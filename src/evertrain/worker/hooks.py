@@ -75,7 +75,7 @@ def _see_init_process_group() -> None:
 
     from torch.distributed import distributed_c10d
 
-    from evertrain.worker import contact, groups
+    from evertrain.worker import communicators, contact, groups
 
     original = distributed_c10d.init_process_group
 
@@ -89,8 +89,10 @@ def _see_init_process_group() -> None:
         contact.open_up(current)
         current.at("init")
         current.fire("init")
+        before = groups.descriptors()
         result = original(*arguments, **named)
-        groups.note(current.page_path, anew=True)
+        communicators.forget()
+        groups.note(current.page_path, current.attempt, anew=True, before=before)
         current.at("train")
         return result
 
@@ -108,10 +110,12 @@ def _see_groups() -> None:
     def seen(original: Any) -> Any:
         @functools.wraps(original)
         def make(*arguments: Any, **named: Any) -> Any:
-            made = original(*arguments, **named)
             current = session.current
-            if current is not None:
-                groups.note(current.page_path)
+            if current is None:
+                return original(*arguments, **named)
+            before = groups.descriptors()
+            made = original(*arguments, **named)
+            groups.note(current.page_path, current.attempt, before=before)
             return made
 
         return make

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from evertrain.worker.barrier import Barrier
     from evertrain.worker.copier import Copier
     from evertrain.worker.faults import Armed
+    from evertrain.worker.operations import Trace
     from evertrain.worker.rank_slots import RankSlots
 
 IMPORT_TIME = (
@@ -67,6 +68,9 @@ class Session:
         self.page_path: str = given["page"]
         self.page = PageWriter(self.page_path)
         self.page.reached = -1 if given.get("reached") is None else given["reached"]
+        self.trace_path: str = given.get("trace") or ""
+        self.trace: Trace | None = None
+        """What its communication does is told there, from the first operation on."""
         self.faults: Armed | None = None
         if given.get("faults"):
             from evertrain.worker import faults

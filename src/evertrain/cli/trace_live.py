@@ -1,0 +1,137 @@
+"""`evertrain trace live`: how far has each group of ranks come, and who lags behind?
+
+The table is shown again every second on a terminal; `--once` and `--json` show it once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evertrain.cli import look, trace_source
+from evertrain.cli.registry import KnownJob
+from evertrain.model.errors import TroubleError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from evertrain.trace.progress import Row
+    from evertrain.trace.scene import Scene
+
+EVERY_S = 1.0
+ROWS_SHOWN = 40
+_MEMBERS_SHOWN = 12
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = trace_source.parser(
+        "live", "How far has each group of ranks come in its collectives, and who lags behind?"
+    )
+    parser.add_argument("--once", action="store_true", help="show the table once")
+    parser.add_argument("--json", action="store_true", help="once, as JSON on stdout and nothing else")
+    args = parser.read(argv)
+    is_live = args.incident is None and not (args.name is not None and Path(args.name).exists())
+    job = look.find(args.job or args.name, args.run_dir) if is_live else None
+    is_live = job is not None and look.lives(job)
+    if args.json:
+        found = _scene(args, job if is_live else None)
+        print(json.dumps(_as_json(found)))
+        return 0
+    from evertrain.cli import tables
+
+    out = tables.console()
+    if args.once or not is_live or not out.is_terminal:
+        _print(out, _scene(args, job if is_live else None))
+        return 0
+    from rich.live import Live
+
+    with Live(console=out, auto_refresh=False, transient=False) as live:
+        while True:
+            began = time.monotonic()
+            try:
+                live.update(_table(_scene(args, job)), refresh=True)
+            except TroubleError as error:
+                live.stop()
+                print(f"evertrain: {error}", file=sys.stderr)
+                return 1
+            time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
+
+
+def _scene(args: Any, job: KnownJob | None) -> Scene:
+    return trace_source.window(job, EVERY_S, brief=True) if job is not None else trace_source.scene(args)
+
+
+def _as_json(scene: Scene) -> dict[str, Any]:
+    from evertrain.trace import progress
+
+    return {
+        "groups": [_row(row) for row in progress.rows(scene)],
+        "missing": list(scene.missing),
+        "problems": list(scene.problems),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "comm": f"{row.comm:016x}",
+        "name": row.name,
+        "members": list(row.members),
+        "op": row.op,
+        "least": row.least,
+        "most": row.most,
+        "lagging": list(row.lagging),
+        "unseen": list(row.unseen),
+        "in_flight": row.in_flight,
+        "blocked_s": round(row.blocked_s, 3) if row.blocked_s is not None else None,
+        "ranks": {
+            str(rank): {"done": place.done, "reached": place.reached, "in_flight": place.in_flight}
+            for rank, place in sorted(row.places.items())
+        },
+    }
+
+
+def _print(out: Any, scene: Scene) -> None:
+    out.print(_table(scene))
+    for line in (*scene.missing, *scene.problems):
+        out.print(line)
+
+
+def _table(scene: Scene) -> Table:
+    from rich.table import Table
+
+    from evertrain.cli.plain import plain
+    from evertrain.trace import progress
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("group", "members", "op", "least", "most", "lags", "in flight", "blocked s"):
+        table.add_column(name)
+    found = progress.rows(scene)
+    for row in found[:ROWS_SHOWN]:
+        lags = ranks(row.lagging) if row.lagging else "-"
+        lags += f" (unseen: {ranks(row.unseen)})" if row.unseen else ""
+        blocked = f"{row.blocked_s:.1f}" if row.blocked_s is not None else "-"
+        table.add_row(
+            plain(row.name), ranks(row.members), row.op or "-", str(row.least), str(row.most), lags,
+            str(row.in_flight), blocked,
+        )  # fmt: skip
+    if len(found) > ROWS_SHOWN:
+        table.add_row(f"and {len(found) - ROWS_SHOWN} groups more (--json shows all)")
+    if not found:
+        table.add_row("no collective yet")
+    return table
+
+
+def ranks(found: Sequence[int]) -> str:
+    """`0-3,5`; the first few."""
+    spans: list[list[int]] = []
+    for rank in sorted(found):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    return ",".join(words[:_MEMBERS_SHOWN]) + (",…" if len(words) > _MEMBERS_SHOWN else "")

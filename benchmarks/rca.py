@@ -104,6 +104,7 @@ def measure(plan: Sequence[Json], healthy_s: float, options: argparse.Namespace,
             "truths": truths,
             "steps": cluster.steps(),
             "seen": [[one.time, one.incident] for one in seen],
+            "alarms": cluster.alarms(),
             "cores": cores,
             "nodes": [cluster.bed.name(rank) for rank in range(cluster.bed.ranks)],
             "began": began,
@@ -196,7 +197,8 @@ def truths_of(part: Json) -> list[Truth]:
 def outcomes_of(part: Json) -> list[Outcome]:
     truths, seen = truths_of(part), [Seen(*one) for one in part["seen"]]
     usual_s = score.usual_step_s(part["steps"], truths)
-    return [score.judge(one, score.effect(one, part["steps"], usual_s), seen) for one in truths]
+    alarms = [time for time, _ in part["alarms"]]
+    return [score.judge(one, score.effect(one, part["steps"], usual_s), alarms, seen) for one in truths]
 
 
 def show_effects(outcomes: Sequence[Outcome]) -> None:
@@ -270,10 +272,8 @@ def show(parts: Sequence[Json]) -> tuple[dict[str, float], dict[str, int]]:
     watched_s = 0.0
     for part in parts:
         truths = truths_of(part)
-        false += [
-            f"{part['part']}: {line}"
-            for line in score.false_triggers(truths, [Seen(*one) for one in part["seen"]], part["nodes"])
-        ]
+        alarms, seen = [time for time, _ in part["alarms"]], [Seen(*one) for one in part["seen"]]
+        false += [f"{part['part']}: {line}" for line in score.false_triggers(truths, alarms, seen, part["nodes"])]
         watched_s += part["ended"] - part["began"] - sum(one.ended + score.LATE_S - one.began for one in truths)
     figures: dict[str, float] = {}
     if outcomes:

@@ -7,6 +7,7 @@ processor that ranks share here: `--observe-only`, and limits that no fault of t
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -65,6 +66,12 @@ class Cluster:
             return [float(line) for line in (self.bed.control / "steps.log").read_text().splitlines()]
         except FileNotFoundError:
             return []
+
+    def alarms(self) -> list[tuple[float, str]]:
+        """When the controller noticed that collectives are odd, and in which way; what looked slow may be stuck."""
+        log = (self.runs[0].job_dir / "logs/controller.log").read_text(errors="replace")
+        found = re.finditer(r"CollectivesOdd\(time=([0-9.]+),.*symptom='(\w+)'", log)
+        return [(float(one[1]), one[2]) for one in found]
 
     def wait_for_steps(self, count: int) -> None:
         deadline = time.monotonic() + START_LIMIT_S

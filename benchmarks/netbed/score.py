@@ -3,6 +3,9 @@
 A fault counts only where it was felt: the mean step in its time, by rank 0's own log, is 1.8 times the usual one, or
 one step takes 3 s. What was said first within `LATE_S` of its end belongs to it; what is said at any other time is a
 false trigger, and so is a second incident that names somebody else.
+
+It is detected when the controller raises an alarm, which is before it has looked at all ranks; it is named when the
+incident of the alarm can be read.
 """
 
 from __future__ import annotations
@@ -70,9 +73,9 @@ class Outcome:
     truth: Truth
     effect: Effect
     detected_s: float | None = None
-    """From the fault to its incident."""
+    """From the fault to the alarm."""
     named_s: float | None = None
-    """From there to the first verdict that names somebody,"""
+    """From there to the first verdict that names somebody and can be read,"""
     settled_s: float | None = None
     """... and to the last change of who and what is named."""
     first: Verdict | None = None
@@ -115,24 +118,25 @@ def effect(truth: Truth, steps: Sequence[float], usual_s: float) -> Effect:
     )  # fmt: skip
 
 
-def judge(truth: Truth, of: Effect, seen: Sequence[Seen]) -> Outcome:
-    """By its first incident about communication."""
+def judge(truth: Truth, of: Effect, alarms: Sequence[float], seen: Sequence[Seen]) -> Outcome:
+    """By its first alarm, and its first incident about communication."""
+    detected = min((time for time in alarms if _is_of(truth, time)), default=None)
     its = [one for one in seen if verdict_of(one.incident) is not None]
     first = {one.incident["id"]: one.time for one in reversed(its)}
     own = [id for id, time in first.items() if _is_of(truth, time)]
-    if not own:
-        return Outcome(truth, of)
-    detected = min(own, key=first.__getitem__)
-    versions = [(one.time, verdict_of(one.incident)) for one in its if one.incident["id"] == detected]
+    if not own or detected is None:
+        return Outcome(truth, of, detected - truth.began if detected is not None else None)
+    incident = min(own, key=first.__getitem__)
+    versions = [(one.time, verdict_of(one.incident)) for one in its if one.incident["id"] == incident]
     named = [(time, verdict) for time, verdict in versions if verdict is not None and verdict.is_named]
     last = versions[-1][1]
     settled = next(time for number, (time, _) in enumerate(versions) if all(v == last for _, v in versions[number:]))
     return Outcome(
         truth,
         of,
-        detected_s=first[detected] - truth.began,
-        named_s=named[0][0] - first[detected] if named else None,
-        settled_s=settled - first[detected],
+        detected_s=detected - truth.began,
+        named_s=named[0][0] - detected if named else None,
+        settled_s=settled - detected,
         first=named[0][1] if named else None,
         last=last,
     )
@@ -151,9 +155,11 @@ def is_first_right(outcome: Outcome, *, is_network: bool) -> bool:
     return outcome.first is not None and _is_right(outcome.first, outcome.truth, is_network)
 
 
-def false_triggers(truths: Sequence[Truth], seen: Sequence[Seen], nodes: Sequence[str]) -> list[str]:
+def false_triggers(
+    truths: Sequence[Truth], alarms: Sequence[float], seen: Sequence[Seen], nodes: Sequence[str]
+) -> list[str]:
     """In words; `nodes` by rank."""
-    found = []
+    found = [f"an alarm at {time:.1f}" for time in alarms if not any(_is_of(one, time) for one in truths)]
     first: dict[Any, float] = {}
     last: dict[Any, Json] = {}
     for one in seen:

@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ def said(time: float, ranks: list[int], component: str = "compute", id: int = 1,
     return Seen(time, incident)
 
 
-def judged(*seen: Seen, of: Truth | None = None) -> Outcome:
-    return score.judge(of or truth(), FELT, seen)
+def judged(*seen: Seen, of: Truth | None = None, alarms: Sequence[float] = (102.5,)) -> Outcome:
+    return score.judge(of or truth(), FELT, alarms, seen)
 
 
 def localised(outcome: Outcome) -> bool:
@@ -48,11 +48,12 @@ def localised(outcome: Outcome) -> bool:
 # --- verdicts
 
 
-def test_times_count_from_the_fault_to_the_incident_and_from_there_to_a_name() -> None:
-    outcome = judged(said(103.5, [], "none"), said(103.9, [2]), said(105.0, [3]), said(106.0, [3], evidence=["more"]))
-    assert outcome.detected_s == pytest.approx(3.5)
-    assert outcome.named_s == pytest.approx(0.4)
-    assert outcome.settled_s == pytest.approx(1.5)  # what it says beside does not matter
+def test_times_count_from_the_fault_to_the_alarm_and_from_there_to_a_name() -> None:
+    changes = (said(103.5, [], "none"), said(103.9, [2]), said(105.0, [3]), said(106.0, [3], evidence=["more"]))
+    outcome = judged(*changes, alarms=[50.0, 103.25, 104.0])
+    assert outcome.detected_s == pytest.approx(3.25)
+    assert outcome.named_s == pytest.approx(0.65)
+    assert outcome.settled_s == pytest.approx(1.75)  # what it says beside does not matter
     assert outcome.first == Verdict((2,), "compute")
     assert localised(outcome)
     assert not score.is_first_right(outcome, is_network=False)
@@ -66,18 +67,21 @@ def test_the_last_verdict_counts_also_where_it_is_worse() -> None:
 
 def test_a_name_that_comes_back_has_not_settled_before() -> None:
     outcome = judged(said(102, [3]), said(103, [2]), said(105, [3]))
-    assert outcome.settled_s == pytest.approx(3.0)
+    assert outcome.settled_s == pytest.approx(2.5)
 
 
 def test_nothing_said_is_nothing_found() -> None:
-    assert judged().detected_s is None
+    assert judged(alarms=()).detected_s is None
+    assert judged().detected_s == pytest.approx(2.5) and judged().named_s is None
     assert not localised(judged())
     # what is said before the fault, or long after it, is of something else
-    assert judged(said(99, [3]), said(100 + SECONDS + score.LATE_S + 1, [3], id=2)).detected_s is None
+    late = 100 + SECONDS + score.LATE_S + 1
+    elsewhere = judged(said(99, [3]), said(late, [3], id=2), alarms=[98, late])
+    assert elsewhere.detected_s is None and elsewhere.last is None
 
 
 def test_incidents_that_are_not_about_communication_do_not_find_a_fault() -> None:
-    assert judged(said(101, [3], component="")).detected_s is None
+    assert judged(said(101, [3], component="")).last is None
 
 
 def test_of_a_link_the_right_pair_is_enough_and_of_a_rank_it_is_not() -> None:
@@ -129,10 +133,10 @@ def test_a_single_long_step_is_felt_where_the_others_are_quick() -> None:
 
 def test_figures_are_of_the_faults_that_were_felt() -> None:
     outcomes = [
-        score.judge(truth(), FELT, [said(103, [3])]),
-        score.judge(truth("quota", 5, began=200), FELT, [said(205, [5], "network", id=2)]),
-        score.judge(truth("slow", 1, began=300), WEAK, []),
-        score.judge(truth("narrow", 4, began=400), FELT, []),
+        score.judge(truth(), FELT, [103], [said(103.5, [3])]),
+        score.judge(truth("quota", 5, began=200), FELT, [205], [said(205.5, [5], "network", id=2)]),
+        score.judge(truth("slow", 1, began=300), WEAK, [], []),
+        score.judge(truth("narrow", 4, began=400), FELT, [], []),
     ]
     is_network = {name: fault.is_network for name, fault in FAULTS.items()}
     components = {name: fault.components for name, fault in FAULTS.items()}
@@ -145,21 +149,28 @@ def test_figures_are_of_the_faults_that_were_felt() -> None:
     assert figures["detection_p100_s"] == pytest.approx(5.0)
 
 
+def false(truths: list[Truth], *seen: Seen) -> list[str]:
+    return score.false_triggers(truths, (), seen, NODES)
+
+
 def test_whatever_is_said_while_nothing_is_wrong_is_false() -> None:
     one = truth()
-    assert score.false_triggers([one], [said(103, [3])], NODES) == []
-    (line,) = score.false_triggers([one], [said(90, [3])], NODES)
+    assert false([one], said(103, [3])) == []
+    (line,) = false([one], said(90, [3]))
     assert "nothing was wrong" in line
-    (line,) = score.false_triggers([], [said(90, [], component="")], NODES)
+    (line,) = false([], said(90, [], component=""))
     assert "nothing was wrong" in line
+    assert score.false_triggers([one], [103, 117], [], NODES) == []
+    (line,) = score.false_triggers([one], [90], [], NODES)
+    assert "an alarm" in line
 
 
 def test_a_second_incident_of_a_fault_is_false_only_if_it_names_somebody_else() -> None:
     one = truth()
-    assert score.false_triggers([one], [said(103, [3]), said(108, [3], id=2)], NODES) == []
-    assert len(score.false_triggers([one], [said(103, [3]), said(108, [2], id=2)], NODES)) == 1
-    assert score.false_triggers([one], [said(102, [3], "", id=2), said(103, [2])], NODES) == []
-    assert len(score.false_triggers([one], [said(102, [1], "", id=2), said(103, [3])], NODES)) == 1
+    assert false([one], said(103, [3]), said(108, [3], id=2)) == []
+    assert len(false([one], said(103, [3]), said(108, [2], id=2))) == 1
+    assert false([one], said(102, [3], "", id=2), said(103, [2])) == []
+    assert len(false([one], said(102, [1], "", id=2), said(103, [3]))) == 1
 
 
 # --- plans and parts

@@ -50,12 +50,14 @@ class RankGroups:
         for rank in range(ranks):
             self._of(rank).mkdir()
 
-    def limit(self, rank: int, cores: float | None) -> None:
+    def limit(self, rank: int, cores: float | None, period_us: int = PERIOD_US) -> None:
         """So much of a core at most; None: all it wants."""
-        quota = None if cores is None else max(1000, round(cores * PERIOD_US))
+        quota = None if cores is None else max(1000, round(cores * period_us))
         if version() == 2:
-            (self._of(rank) / "cpu.max").write_text(f"{'max' if quota is None else quota} {PERIOD_US}")
+            (self._of(rank) / "cpu.max").write_text(f"{'max' if quota is None else quota} {period_us}")
         else:
+            (self._of(rank) / "cpu.cfs_quota_us").write_text("-1")
+            (self._of(rank) / "cpu.cfs_period_us").write_text(str(period_us))
             (self._of(rank) / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
 
     def add(self, rank: int, pid: int) -> None:

@@ -123,7 +123,7 @@ def loss(direction: str) -> Way:
 
 @contextmanager
 def slow_copy(bed: Bed, rank: int, chance: random.Random) -> Iterator[Details]:
-    bed.order(rank, copy_bytes_per_s=1e6)
+    bed.order(rank, copy_bytes_per_s=2e5)
     try:
         yield {}
     finally:
@@ -132,7 +132,7 @@ def slow_copy(bed: Bed, rank: int, chance: random.Random) -> Iterator[Details]:
 
 @contextmanager
 def slow(bed: Bed, rank: int, chance: random.Random) -> Iterator[Details]:
-    bed.order(rank, slow=3)
+    bed.order(rank, slow=5)
     try:
         yield {}
     finally:
@@ -196,11 +196,13 @@ def burner(bed: Bed, rank: int, chance: random.Random) -> Iterator[Details]:
             undo.callback(process.kill)
             os.sched_setaffinity(process.pid, os.sched_getaffinity(pid))
             bed.groups.add(rank, process.pid)
-        bed.groups.limit(rank, 2 * needs)
+        bed.groups.limit(rank, 2 * needs, BURNER_PERIOD_US)
         yield {"healthy_cores": round(needs, 4)}
 
 
 BURNERS = 3
+BURNER_PERIOD_US = 400_000
+"""With the usual 100 ms a rank that waits most of its time anyway hardly notices."""
 _LOOK_S = 4.0
 
 
@@ -220,7 +222,7 @@ FAULTS = {
         Fault("link-down", "its link is down", ("network", "sender"), link_down, is_network=True),
         Fault("narrow", "it sends 40 Mbit/s instead of 400", ("sender",), narrow, is_network=True),
         Fault("slow-copy", "its accelerator's bus is slow", COMPUTES, slow_copy),
-        Fault("slow", "its accelerator takes 3 times as long", COMPUTES, slow),
+        Fault("slow", "its accelerator takes 5 times as long", COMPUTES, slow),
         Fault("burner", "others compute in its cgroup", ("host",), burner, needs="cgroup"),
         Fault("quota", "it gets 2 % of a core", ("host",), quota, needs="cgroup"),
         Fault("traffic", "others fill its link and another one", ("network",), traffic, is_network=True),

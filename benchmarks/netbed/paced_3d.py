@@ -5,7 +5,7 @@
 The training script is imported as it is; it gets its batches and its model from here. Each rank reads now and then
 whether DIR/rank-N.json says that it is ill, which nothing but this script knows of:
 
-    {"slow": 3}               its accelerator takes three times as long
+    {"slow": 5}               its accelerator takes five times as long
     {"copy_bytes_per_s": B}   what leaves the accelerator for the host does so at this speed
     {"stall_until": T}        the next batch comes at this time
 
@@ -39,6 +39,8 @@ import evertrain
 
 PIECE_BYTES = 16384
 SAVE_EVERY = 40
+VOCABULARY = 1024
+"""More than bytes have, for something to send that takes little to compute."""
 
 parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
 parser.add_argument("--control", type=Path, required=True)
@@ -195,6 +197,7 @@ def take_place() -> None:
 def main() -> None:
     take_place()
     train_3d.build, train_3d.draw, train_3d.parallelize_module = paced, next_batch, cut
+    train_3d.GPTConfig = partial(train_3d.GPTConfig, vocabulary=VOCABULARY)  # type: ignore[assignment, misc]
     evertrain.Checkpointer = NowAndThen  # type: ignore[misc]
     torch.optim.AdamW = partial(torch.optim.AdamW, foreach=True)  # type: ignore[assignment, misc]
     sys.argv[1:] = rest

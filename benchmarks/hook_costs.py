@@ -36,15 +36,17 @@ def median_us(call: Callable[[], object]) -> float:
 
 def become_a_rank(folder: Path) -> None:
     """Begin a session as the launcher does in a rank of a job."""
+    from evertrain.trace import rings
     from evertrain.worker import hooks, page, session
 
     hooks.install()
-    path = str(folder / "page")
+    path, trace = str(folder / "page"), str(folder / "trace")
     page.create(path, job="overhead", term=1, attempt=1, rank=0)
+    rings.create(trace, writer="hook", capacity=rings.capacity_of(16 << 20, 256), table=256, rank=0, attempt=1)
     session.begin(
         {
             "job": "overhead", "run_id": "overhead-0", "term": 1, "attempt": 1, "node": "node-0", "rank": 0,
-            "local_rank": 0, "world_size": 1, "page": path, "slots_dir": str(folder),
+            "local_rank": 0, "world_size": 1, "page": path, "trace": trace, "slots_dir": str(folder),
             "disk_dir": str(folder), "resume": None,
             "resume_tier": None, "reached": None, "restart": False, "faults": [], "fired_dir": str(folder),
             "exception_path": str(folder / "exception.json"), "mesh": None,

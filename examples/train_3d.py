@@ -69,6 +69,9 @@ def build(args: argparse.Namespace, mesh: DeviceMesh) -> Stage:
 
 
 def train(args: argparse.Namespace) -> None:
+    replay = evertrain.replay_config()
+    if replay:  # on some of the nodes, to find the one that computes wrongly: fewer replicas, layers and steps
+        args.dp, args.layers = replay.dp, replay.layers or args.layers
     mesh = init_device_mesh("cpu", (args.pp, args.dp, args.tp), mesh_dim_names=("pp", "dp", "tp"))
     pp, dp, tp = mesh.get_coordinate() or ()
     model = build(args, mesh)
@@ -93,6 +96,9 @@ def train(args: argparse.Namespace) -> None:
 
     checkpointer = evertrain.Checkpointer({"model": model, "optimizer": optimizer})
     start = checkpointer.load() or 0
+    if replay:
+        start = replay.from_step or 0
+        args.steps = start + replay.steps
     if speaks:
         print(f"{args.pp} x {args.dp} x {args.tp} ranks, going on after step {start}")
 
@@ -121,7 +127,7 @@ def train(args: argparse.Namespace) -> None:
     whole = whole_model(model, dp == tp == 0)
     if whole:
         digest = sha256(whole[name] for name in sorted(whole))
-        if args.out:
+        if args.out and not replay:
             args.out.write_text(f"{digest}\n")
         print(f"final parameters sha256 {digest}")
 

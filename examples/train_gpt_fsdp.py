@@ -20,6 +20,9 @@ import evertrain
 
 def train(args: argparse.Namespace) -> None:
     rank = dist.get_rank()
+    replay = evertrain.replay_config()
+    if replay:  # on some of the nodes, to find the one that computes wrongly
+        args.layers, args.steps = replay.layers or args.layers, replay.steps
 
     torch.manual_seed(1)  # the same model on all ranks, before it is sharded
     model = GPT(GPTConfig(layers=args.layers, width=args.width, context=args.context))
@@ -58,7 +61,7 @@ def train(args: argparse.Namespace) -> None:
     whole = [parameter.full_tensor() for parameter in model.parameters() if isinstance(parameter, DTensor)]
     if rank == 0:
         digest = sha256(whole)
-        if args.out:
+        if args.out and not replay:
             args.out.write_text(f"{digest}\n")
         print(f"final parameters sha256 {digest}")
 

@@ -18,16 +18,21 @@ if TYPE_CHECKING:
     from evertrain.worker.api import JobInfo, init, phase, report
     from evertrain.worker.checkpointer import Checkpointer
     from evertrain.worker.loader import ResumableLoader
+    from evertrain.worker.replay import ReplayConfig, replay_config
     from evertrain.worker.settle import settle
 
-__all__ = ["Checkpointer", "JobInfo", "ResumableLoader", "init", "phase", "report", "settle"]
+__all__ = [
+    "Checkpointer", "JobInfo", "ReplayConfig", "ResumableLoader", "init", "phase", "replay_config", "report", "settle",
+]  # fmt: skip
 
 _HOME = {
     "Checkpointer": "evertrain.worker.checkpointer",
     "JobInfo": "evertrain.worker.api",
+    "ReplayConfig": "evertrain.worker.replay",
     "ResumableLoader": "evertrain.worker.loader",
     "init": "evertrain.worker.api",
     "phase": "evertrain.worker.api",
+    "replay_config": "evertrain.worker.replay",
     "report": "evertrain.worker.api",
     "settle": "evertrain.worker.settle",
 }

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from evertrain.cli import diagnose, readings
+from cli import served
+from evertrain.cli import diagnose, examine, readings
 from evertrain.cli.main import main
 from evertrain.model.diagnosis import Inspected, InspectOrder, Reading
 from support import jobs
@@ -79,3 +80,61 @@ def test_numbers_are_shown_in_units_that_people_read() -> None:
     assert readings.number(2.5e9, "bytes/s") == "2.5 GB/s"
     assert readings.number(81.23456, "GFLOP/s") == "81.23 GFLOP/s"
     assert readings.number(12.0, "bytes/s") == "12 B/s"
+
+
+# -- the nodes of a live job -------------------------------------------------------------------------------------------
+
+
+def exam(*checks: dict[str, Any], outcome: str | None = "passed", because: str = "") -> dict[str, Any]:
+    return {"over": outcome is not None, "outcome": outcome, "because": because, "checks": list(checks)}
+
+
+def test_the_nodes_of_a_live_job_are_tested_by_its_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(examine, "POLL_S", 0.01)
+    done, runs = check("passed"), {**check("passed", program="memory"), "seconds": None, "results": {}}
+    with served.job(tmp_path, monkeypatch) as job:
+        job.answers["POST /v1/exams"] = [(202, {"exam": 4})]
+        job.answers["GET /v1/exams/4"] = [
+            (404, {"error": "unknown"}), (200, exam(outcome=None)), (200, exam(done, runs, outcome=None)),
+            (200, exam(done, check("failed", program="memory"))),
+        ]  # fmt: skip
+        assert main(["diagnose", "--nodes", "a, b", "--suite", "illegal-access", "--budget", "90s"]) == 2
+        assert job.wish("/v1/exams") == {"nodes": ["a", "b"], "suite": "illegal_access", "budget_s": 90.0}
+        out = capsys.readouterr().out
+        assert out.count("compute: 1 passed in 1.0 s") == 1 and "CRITICAL - here: memory: it says so" in out
+        job.answers["GET /v1/exams/4"] = [(200, exam(done))]
+        assert main(["diagnose", "job", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["status"] == "ok"
+        assert job.wish("/v1/exams")["nodes"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "answers", "said"),
+    [
+        (["job"], {"POST /v1/exams": (409, {"error": "it trains on a"})}, "job job is not tested: it trains on a"),
+        (["job", "--ranks", "2"], {}, "--ranks and --python are for this machine"),
+        (
+            ["--nodes", "a"],
+            {"POST /v1/exams": (202, {"exam": 1}), "GET /v1/exams": (200, exam(outcome="given_up", because="needed"))},
+            "job job: the tests were given up: needed",
+        ),
+    ],
+)
+def test_where_they_are_not_tested_one_line_says_why(
+    words: list[str],
+    answers: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with served.job(tmp_path, monkeypatch) as job:
+        job.answers = {name: [answer] for name, answer in answers.items()}
+        assert main(["diagnose", *words]) == 3
+        seen = capsys.readouterr()
+        assert not seen.out and said in seen.err and seen.err.count("\n") == 1
+        job.is_alive = False
+        assert main(["diagnose", "--nodes", "a"]) == 3
+        assert "does not run, so nobody reaches its nodes" in capsys.readouterr().err

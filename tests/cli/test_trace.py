@@ -72,7 +72,7 @@ def test_query_answers_in_sql(dead: Path, capsys: pytest.CaptureFixture[str]) ->
         "JOIN operations o USING (rank) JOIN groups g ON g.comm = o.comm WHERE rank = 1 AND o.kind = 'blocked'"
     )
     assert json.loads(run(capsys, "query", dead, sql, "--json")[1]) == [{"name": "default_pg", "peer": 2, "state": "S"}]
-    code, out, _ = run(capsys, "query", dead, "SELECT 1.5 AS half")
+    code, out, _ = run(capsys, "query", dead, "--seconds", "5", "SELECT 1.5 AS half")
     assert code == 0 and out.split() == ["half", "1.5"]
     code, _, err = run(capsys, "query", dead, "SELECT nothing FROM nowhere")
     assert code == 2 and err.startswith("evertrain: trace query: Catalog Error") and err.count("\n") == 1

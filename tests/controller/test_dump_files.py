@@ -38,6 +38,18 @@ def test_they_go_with_their_capture(tmp_path: Path) -> None:
     assert dump_files.nodes(tmp_path, 1) == []
 
 
+def test_those_of_a_capture_that_was_never_written_go_with_the_others_of_its_age(tmp_path: Path) -> None:
+    from cli.test_stacks import stuck
+
+    for number in (1, 2, 3):
+        dump_files.write(tmp_path, number, "node-0", sent())
+    capture_files.write(tmp_path, stuck(3))
+    capture_files.write(tmp_path, stuck(capture_files.MOST))
+    assert sorted(dump_files.numbers(tmp_path)) == [1, 2, 3], "they may be judged still"
+    capture_files.write(tmp_path, stuck(capture_files.MOST + 2))
+    assert dump_files.numbers(tmp_path) == [3], "its capture is there"
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -201,6 +201,20 @@ async def test_a_node_is_let_back(serving: Serving) -> None:
     assert isinstance(asked, r.AllowAsked) and asked.because == "asked for by the user"
 
 
+async def test_tests_of_nodes_are_asked_for_and_looked_at(serving: Serving) -> None:
+    status, answer = await serving.post("/v1/exams", {"nodes": ["node-1"]})
+    assert status == 409 and "it trains on node-1" in answer["error"]
+    assert (await serving.post("/v1/exams", {"suite": "everything"}))[0] == 400
+    status, answer = await serving.post("/v1/exams", {"nodes": ["node-2"], "suite": "nan", "budget_s": 60})
+    assert (status, answer) == (202, {"exam": 1})
+    assert await serving.post("/v1/exams", {"nodes": ["node-2"], "suite": "nan", "budget_s": 60}) == (202, {"exam": 1})
+    await asyncio.to_thread(eventually, lambda: serving.conductor.state.exams, "it is written down", within_s=10)
+    async with serving.session.get(f"{serving.url}/v1/exams/1") as found:
+        assert (await found.json())["nodes"] == ["node-2"]
+    async with serving.session.get(f"{serving.url}/v1/exams/2") as found:
+        assert found.status == 404
+
+
 # -- without a controller --------------------------------------------------------------------------------------------
 
 

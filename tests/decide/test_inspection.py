@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from evertrain.controller import check_views
-from evertrain.decide import inspection
+from evertrain.decide import inspected, inspection
 from evertrain.decide.state import Incident
 from evertrain.model import decisions as d
 from evertrain.model.config import Config, DiagnoseConfig
-from evertrain.model.diagnosis import Inspected, InspectOrder, Reading
+from evertrain.model.diagnosis import Inspected, InspectOrder, Reading, StageAsked
 from evertrain.model.records import SignalRaised
 from support.world import World
 
@@ -191,6 +191,38 @@ def test_where_all_are_odd_it_is_the_test(outcome: str) -> None:
     through(world)
     assert answer(world).nodes == ()
     assert stages(world).count("compute") == 1
+
+
+@pytest.mark.parametrize(("symptom", "bad"), [("nccl", True), ("slow", True), ("nan", False)])
+def test_what_tcp_sent_again_counts_where_the_network_is_in_question(symptom: Any, bad: bool) -> None:
+    pair = ("node-0", "node-1")
+    asked = StageAsked(
+        time=0.0, stage=1, incident=1, symptom=symptom, name=BETWEEN, program="exchange", parameters={}, budget_s=20.0,
+        nodes=pair, groups=(pair,),
+    )  # fmt: skip
+
+    def said(segments: int, resent: int) -> Inspected:
+        detail = {"mismatches": [], "segments": segments, "resent": resent}
+        reading = Reading(rank=0, name="all-gather", value=1e8, unit="bytes/s", ok=True, detail=detail)
+        return Inspected(number=1, outcome="passed", readings=(reading,))
+
+    (result,) = inspected.pair_results([(asked, {"node-0": said(2000, 2), "node-1": said(2000, 40)})])
+    assert result.resent == 0.02
+    judged = inspected.together(asked, [result])
+    assert any("TCP had to send 2.0% again" in note for note in judged.notes) is bad and not judged.accused
+    (few,) = inspected.pair_results([(asked, {"node-0": said(900, 400), "node-1": said(0, 0)})])
+    assert few.resent is None
+
+
+def test_of_runs_that_are_all_the_same_the_log_keeps_one() -> None:
+    def readings(*runs: str) -> tuple[Reading, ...]:
+        detail = {"runs": list(runs), "records": {}, "setting": SETTING}
+        return (Reading(rank=0, name="alignment", value=0.1, unit="s/step", detail=detail),)
+
+    same = inspection.kept(Inspected(number=1, outcome="passed", readings=readings("a", "a", "a"))).readings[0].detail
+    assert same == {"runs": ["a"], "same_runs": 3, "setting": SETTING}
+    odd = inspection.kept(Inspected(number=1, outcome="passed", readings=readings("a", "b", "a"))).readings[0].detail
+    assert odd["runs"] == ["a", "b", "a"]
 
 
 def test_a_bad_link_is_named_and_costs_nobody_a_place() -> None:

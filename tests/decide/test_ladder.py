@@ -13,6 +13,7 @@ from evertrain.decide import ladder
 from evertrain.model import decisions as d
 from evertrain.model.config import Config, HangConfig, LadderConfig, RestartConfig
 from evertrain.model.decisions import (
+    AskHuman,
     Enlist,
     Evict,
     Hold,
@@ -152,6 +153,29 @@ def test_then_the_code_is_rolled_back_then_the_steps_are_replayed_then_it_ends()
     assert isinstance(job.fails()[0], Replay)
     (stop,) = job.answers("replay", "clean")
     assert isinstance(stop, Stop) and "4 attempts in a row made no progress" in stop.because
+
+
+def test_what_cannot_be_replayed_is_said_and_passed_over() -> None:
+    odd = {"takes_replays": True, "mesh": ""}
+    for change, why in (
+        ({"takes_replays": False}, "the script takes no part in replays"),
+        (odd, "the job's parallel dimensions are not known; --mesh names them"),
+        ({**odd, "mesh": "pp=3,dp=3"}, "4 nodes are no whole number of replicas of 3"),
+        ({**odd, "mesh": "pp=8,dp=1"}, "4 nodes hold one replica: there is no second group to compare with"),
+    ):
+        job = Job(policy=PATIENT)
+        job.script |= change
+        job.fails()
+        job.restarts()
+        job.fails()
+        job.answers("inspect", "clean")
+        job.restarts()
+        job.fails()
+        job.answers("roll_back", "done")
+        job.restarts()
+        restart, human = job.fails()
+        assert isinstance(restart, Restart) and isinstance(human, AskHuman)
+        assert f"replay: {why}" in restart.because, restart.because
 
 
 def test_a_suspect_of_the_replay_is_evicted() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .fleet import Fleet, server
+from support.fleet import Fleet, server
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,7 @@ from evertrain.diagnose import mini_gpt
 from evertrain.diagnose.mini_gpt import Layout
 from evertrain.locate import alignment
 from evertrain.locate.alignment import Alignment, NodeRuns, RankRuns, Run, Setting
-
-from .fleet import Done, Fleet, Node
+from support.fleet import Done, Fleet, Node
 
 TINY = {"width": 32, "context": 16, "batch": 2, "vocabulary": 32}
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from evertrain.locate import pairs
 from evertrain.locate.pairs import Pair, PairResult
-
-from .fleet import Done, Fleet, Node
+from support.fleet import Done, Fleet, Node
 
 SMALL = {"size_bytes": 64 << 10, "rounds": 2}
 
@@ -56,6 +55,18 @@ def test_two_ranks_a_node(fleet: Fleet) -> None:
     nodes = {name: fleet.node(name, ranks=2) for name in ("a", "b")}
     (result,) = exchange(nodes, (("a", "b"),), fleet.store(), "k")
     assert result.bytes_s and not result.failure
+
+
+def test_what_tcp_has_sent_is_counted(fleet: Fleet) -> None:
+    nodes = {name: fleet.node(name) for name in ("a", "b")}
+    store = fleet.store()
+    for name in nodes:
+        nodes[name].ask("exchange", nodes=["a", "b"], store=store, key="tcp", size_bytes=4 << 20, rounds=3)
+    for done in [nodes[name].hear_done() for name in nodes]:
+        (reading,) = done.readings
+        # over loopback a segment holds up to 64 KiB, and none is lost
+        assert reading["detail"]["segments"] >= 3 * (2 << 20) / (64 << 10)
+        assert reading["detail"]["resent"] <= reading["detail"]["segments"] / 100
 
 
 def test_a_partner_that_does_not_come(fleet: Fleet) -> None:

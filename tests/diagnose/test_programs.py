@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from evertrain.diagnose import bench, compute, memory
-
-from .fleet import Fleet
+from support.fleet import Fleet
 
 FAST = {"size": 48, "dtypes": ["float32", "bfloat16", "float16"]}
 

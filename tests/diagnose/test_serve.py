@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 
 from evertrain import diagnose
+from support.fleet import Fleet
 from support.waiting import eventually
-
-from .fleet import Fleet
 
 
 def fake(folder: Path, script: str) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evertrain.diagnose import vendor
-
-from .fleet import Fleet
+from support.fleet import Fleet
 
 DCGM_3 = {
     "DCGM GPU Diagnostic": {

@@ -168,3 +168,28 @@ def test_any_results_are_judged(count: int, data: st.DataObject) -> None:
 
     verdict, _ = play(nodes, measure)
     assert not set(verdict.nodes) & {node for pair in verdict.links for node in pair}
+
+
+@pytest.mark.parametrize(("again", "links"), [(0.02, (("n1", "n2"),)), (0.001, ())])
+def test_a_link_that_loses_packets_both_times_is_bad(again: float, links: tuple[Pair, ...]) -> None:
+    seen: list[Pair] = []
+
+    def measure(pair: Pair) -> PairResult:
+        is_lossy = set(pair) == {"n1", "n2"}
+        share = (again if pair in seen else 0.02) if is_lossy else 0.0
+        seen.append(pair)
+        return PairResult(pair=pair, bytes_s=GOOD, resent=share)
+
+    verdict, _ = play(names(4), measure)
+    assert (verdict.nodes, verdict.links) == ((), links)
+    assert [line for line in verdict.evidence if "TCP had to send 2.0% again" in line] == list(verdict.evidence)
+    assert len(verdict.evidence) == len(links)
+
+
+def test_a_node_that_loses_packets_towards_everybody_is_no_bad_link() -> None:
+    def measure(pair: Pair) -> PairResult:
+        return PairResult(pair=pair, bytes_s=GOOD, resent=0.03 if "n2" in pair else 0.0)
+
+    verdict, results = play(names(6), measure)
+    assert (verdict.nodes, verdict.links) == (("n2",), ())
+    assert pairs.judge(names(6), results, 0.0).nodes == (), "where numbers were wrong loss is no evidence"

@@ -30,8 +30,10 @@ class Job:
         has_platform: bool = False,
         is_stored: bool = False,
         nproc: int = 2,
+        takes_replays: bool = True,
         **run: Any,
     ) -> None:
+        self.script = {"takes_replays": takes_replays, "mesh": f"dp={nodes * nproc}"}
         self.now = 1000.0
         self.policy = policy or Policy()
         self.log: list[r.AnyRecord] = []
@@ -172,7 +174,13 @@ class Job:
         )  # fmt: skip
         self.write(
             r.AttemptEnded(
-                time=self.now, attempt=attempt.number, outcome="failed", step=step, relative_step=0, progress=progress
+                time=self.now,
+                attempt=attempt.number,
+                outcome="failed",
+                step=step,
+                relative_step=0,
+                progress=progress,
+                **self.script,
             )
         )
         return self.tell(

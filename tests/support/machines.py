@@ -4,9 +4,11 @@
     first.start("train.py", flags=[...])           # `evertrain run` there
     with link.down(): ...
 
-Each has a namespace for its network (joined by a cable), one for its mounts (its own /dev/shm) and one for its name; a
-process that sleeps holds them, so that what lies in memory outlives a job as it does on a real machine. The file system
-is shared as it would be by NFS, unless a machine is given a folder of its own.
+    with machines.mesh(4) as hosts: ...            # a network each, a cable between any two, and nothing else
+
+Each machine has a namespace for its network (joined by a cable), one for its mounts (its own /dev/shm) and one for its
+name; a process that sleeps holds them, so that what lies in memory outlives a job as it does on a real machine. The
+file system is shared as it would be by NFS, unless a machine is given a folder of its own.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,37 @@ def why_not() -> str:
         return f"network namespaces cannot be made here: {tried.stderr.strip()}"
     _ip("netns", "del", name)
     return ""
+
+
+@dataclass
+class Host:
+    """A network of its own, with a cable to each of the others, and nothing else."""
+
+    name: str
+    address: str
+    namespace: str
+    cables: dict[str, str] = field(default_factory=dict)
+    """Its end of each, by the name of the other host."""
+    HOME = "home"
+    """The interface that has the address."""
+
+    def shape(self, megabits_per_s: int, towards: Mapping[str, int] = {}) -> None:
+        """Its cables carry no more than this away from here, and less towards some hosts; until the host is gone."""
+        for other, cable in self.cables.items():
+            rate = towards.get(other, megabits_per_s)
+            _run("tc", "-n", self.namespace, "qdisc", "add", "dev", cable, "root", *_tbf(rate))
+
+    def lose(self, percent: int, senders: Sequence[str] = ()) -> str:
+        """So many of a hundred packets that come (from these addresses) are lost; why that cannot be, else empty."""
+        # a drop where they are sent would tell the sender's TCP
+        source = f"ip saddr {{ {', '.join(senders)} }} " if senders else ""
+        rule = f"{source}numgen random mod 100 < {percent} drop"
+        rules = f"table inet t {{ chain c {{ type filter hook input priority 0; {rule}; }}; }}"
+        if shutil.which("nft") is None:
+            return "nft is not installed"
+        command = ["ip", "netns", "exec", self.namespace, "nft", "-f", "-"]
+        tried = subprocess.run(command, input=rules, text=True, capture_output=True, timeout=10)
+        return f"this kernel drops nothing at random: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 @dataclass
@@ -95,12 +128,36 @@ class Machine:
     @contextmanager
     def slowed(self, *, megabits_per_s: int) -> Iterator[None]:
         """The cable carries no more than this, away from here, for as long as the block runs."""
-        limit = ("root", "tbf", "rate", f"{megabits_per_s}mbit", "burst", "256kb", "latency", "200ms")
-        _run("tc", "-n", self.namespace, "qdisc", "add", "dev", self.cable, *limit)
+        _run("tc", "-n", self.namespace, "qdisc", "add", "dev", self.cable, "root", *_tbf(megabits_per_s))
         try:
             yield
         finally:
             _run("tc", "-n", self.namespace, "qdisc", "del", "dev", self.cable, "root")
+
+
+@contextmanager
+def mesh(count: int) -> Iterator[list[Host]]:
+    """So many hosts, each with a cable to each other one: a link is a cable."""
+    mark = f"et{jobs.SESSION}{next(_numbers)}"
+    hosts = [Host(f"h{at}", f"10.212.0.{at + 1}", f"{mark}h{at}") for at in range(count)]
+    with ExitStack() as undo:
+        for host in hosts:
+            _ip("netns", "add", host.namespace)
+            undo.callback(_ip, "netns", "del", host.namespace)
+            # no interface of the kernel's own does for an address that belongs to no cable: one end of a short one does
+            _ip("-n", host.namespace, "link", "add", "name", Host.HOME, "type", "veth", "peer", "name", "end")
+            for device in ("lo", "end", Host.HOME):
+                _ip("-n", host.namespace, "link", "set", device, "up")
+            _ip("-n", host.namespace, "addr", "add", f"{host.address}/32", "dev", Host.HOME)
+        for one, other in combinations(hosts, 2):
+            one.cables[other.name], other.cables[one.name] = f"to-{other.name}", f"to-{one.name}"
+            ends = ("name", other.cables[one.name], "netns", other.namespace)
+            _ip("-n", one.namespace, "link", "add", "name", one.cables[other.name], "type", "veth", "peer", *ends)
+            for near, far in ((one, other), (other, one)):
+                cable = near.cables[far.name]
+                _ip("-n", near.namespace, "link", "set", cable, "up")
+                _ip("-n", near.namespace, "route", "add", f"{far.address}/32", "dev", cable, "src", near.address)
+        yield hosts
 
 
 @contextmanager
@@ -147,6 +204,10 @@ def _hold(space: str, hosts: Path, name: str) -> subprocess.Popen[str]:
     holder = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "ready\n", f"no machine {name}"
     return holder
+
+
+def _tbf(megabits_per_s: int) -> tuple[str, ...]:
+    return ("tbf", "rate", f"{megabits_per_s}mbit", "burst", "256kb", "latency", "200ms")
 
 
 def _ip(*words: str) -> None:

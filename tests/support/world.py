@@ -12,7 +12,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.decide import captures, changes, inspection, ladder, rollback, standbys, starting
+from evertrain.decide import (
+    captures,
+    changes,
+    examining,
+    inspection,
+    ladder,
+    replaying,
+    rollback,
+    standbys,
+    starting,
+)  # fmt: skip
 from evertrain.decide.applying import apply
 from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
@@ -37,11 +47,13 @@ from evertrain.model.records import (
     StoreCommitted,
     TermStarted,
 )
+from evertrain.model.replays import Replayed
 from evertrain.model.report import (
     AttemptReport,
     Check,
     Comparison,
     Desired,
+    DesiredAttempt,
     Exit,
     Identity,
     NodeReport,
@@ -145,6 +157,7 @@ class Node:
     gpus_held: str = ""
     captured: int = 0
     inspected: Inspected | None = None
+    replayed: Replayed | None = None
 
 
 class World:
@@ -158,6 +171,7 @@ class World:
         seats: Seats | None = None,
         config: Config | None = None,
         inspect: Callable[[str, InspectOrder], Inspected | None] | None = None,
+        replay: Callable[[str, DesiredAttempt], dict[int, str | Exit]] | None = None,
         **run: object,
     ) -> None:
         self.now = 1000.0
@@ -180,6 +194,11 @@ class World:
         self.standing: tuple[int, ...] = ()
         self.orders: list[CaptureOrder] = []
         """For looks at the processes, as agents got them."""
+        self.replay = replay
+        """What the ranks of a node give in a replay, or how they end; a rank that is left out does not end. Without it
+        the script takes no part in any."""
+        self.mesh = ""
+        """As agents read it off the process groups."""
         self.inspect = inspect
         """What a test comes to on a node; None: it does not end. Without it nobody can be asked for tests."""
         self.stored: tuple[Stored, ...] | None = None
@@ -193,7 +212,8 @@ class World:
         self.write(RunStarted(time=self.now, **started))  # type: ignore[arg-type]
         self.clock = Clock("boot-1", 0.0)
         self.write(TermStarted(time=self.now, term=1, clock=self.clock))
-        policy = ladder.policy_of(self.config, inspection.sources(self.config) if inspect else ["roll_back"])
+        sources = [rung for rung in inspection.sources(self.config) if inspect is not None or rung != "inspect"]
+        policy = ladder.policy_of(self.config, sources)
         self.write(PolicyAdopted(time=self.now, hash=ladder.policy_hash(policy), policy=policy))
 
     @property
@@ -318,7 +338,7 @@ class World:
             for node in self.nodes.values():
                 for number, held in node.attempts.items():
                     for process in held.processes.values():
-                        if process.state == "running":
+                        if process.state == "running" and number > 0:
                             self._step(node, number, held, process)
 
     def stop(self, signal: int = 15) -> None:
@@ -372,6 +392,7 @@ class World:
                 self.write(record)
         else:
             raise AssertionError("the rules never come to rest")
+        replays = replaying.parts(self.state, self.picture())
         for node in self.nodes.values():
             if node.connected:
                 fetches = starting.fetches(self.state, self.picture(), self.config).get(node.name, ())
@@ -381,7 +402,8 @@ class World:
                     self.state, self.picture(), self.spec, self.config, node.name,
                     fetches=fetches, check=check, reach=reach,
                     capture=captures.order(self.state, self.now),
-                    inspect=inspection.order(self.state, node.name),
+                    inspect=inspection.order(self.state, node.name) or examining.order(self.state, node.name),
+                    replay=replays.get(node.name),
                 )  # fmt: skip
             if node.order is not None and not node.away:
                 self._perform(node, node.order)
@@ -426,7 +448,10 @@ class World:
 
     def report(self, node: Node) -> NodeReport:
         settled = not any(
-            process.state == "running" for held in node.attempts.values() for process in held.processes.values()
+            process.state == "running"
+            for number, held in node.attempts.items()
+            for process in held.processes.values()
+            if number > 0
         )
         return NodeReport(
             node=node.name,
@@ -436,7 +461,7 @@ class World:
             pages=tuple(
                 self._page(number, process)
                 for number, held in node.attempts.items()
-                if held.started
+                if held.started and number > 0
                 for process in held.processes.values()
             ),
             activities=tuple(
@@ -464,6 +489,8 @@ class World:
             gpus_held=node.gpus_held,
             captured=node.captured,
             inspected=node.inspected,
+            replayed=node.replayed,
+            mesh=self.mesh,
         )
 
     def running(self) -> dict[int, int]:
@@ -473,7 +500,7 @@ class World:
             for node in self.nodes.values()
             for number, held in node.attempts.items()
             for rank, process in held.processes.items()
-            if process.state == "running"
+            if process.state == "running" and number > 0
         }
 
     def process(self, rank: int) -> Process | None:
@@ -497,7 +524,7 @@ class World:
             progress_time=process.progress, resumed_time=process.resumed, passed_time=process.passed,
             passed_step=process.step if process.passed else None, phase=process.phase,
             tokens=process.tokens, saves_failed=self.saves_failed.get(process.rank, 0),
-            loss=self.losses.get(process.rank),
+            loss=self.losses.get(process.rank), takes_replays=self.replay is not None,
         )  # fmt: skip
 
     def _step(self, node: Node, number: int, held: Held, process: Process) -> None:
@@ -567,6 +594,8 @@ class World:
                 for process in held.processes.values():
                     process.state, process.resumed = "running", self.now
                     process.step = -1 if attempt.go.resume is None else attempt.go.resume
+                if number < 0:
+                    self._replay(node, attempt, held)
             elif attempt.phase == "end" and held is not None:
                 for process in held.processes.values():
                     if process.rank in self.unkillable:
@@ -574,10 +603,23 @@ class World:
                     elif process.state != "ended":
                         process.state, process.killed = "ended", True
                         process.exit = Exit(status=-attempt.signal, time=self.now)
+        if not any(number < 0 for number in wanted):
+            node.replayed = None
         if order.flush_step is not None:
             fresh = [copy for copy in node.memory if copy.step == order.flush_step]
             node.disk = [replace(copy, tier="disk") for copy in fresh]
             node.flushed = order.flush_step
+
+    def _replay(self, node: Node, attempt: DesiredAttempt, held: Held) -> None:
+        assert self.replay is not None and attempt.go is not None and attempt.go.replay is not None
+        assert not self.running(), "only stopped nodes replay"
+        assert (attempt.go.resume, attempt.go.faults) == (None, ())
+        given = self.replay(node.name, attempt)
+        for rank, came in given.items():
+            if isinstance(came, Exit):
+                held.processes[rank].state, held.processes[rank].exit = "ended", came
+        digests = {rank: came for rank, came in given.items() if isinstance(came, str)}
+        node.replayed = Replayed(round=-attempt.attempt, digests=digests)
 
 
 def training(**options: Any) -> World:

@@ -14,7 +14,10 @@ from .gang import Gang
 
 
 def test_exported_names() -> None:
-    assert evertrain.__all__ == ["Checkpointer", "JobInfo", "ResumableLoader", "init", "phase", "report", "settle"]
+    assert evertrain.__all__ == [
+        "Checkpointer", "JobInfo", "ReplayConfig", "ResumableLoader", "init", "phase", "replay_config", "report",
+        "settle",
+    ]  # fmt: skip
     for name in evertrain.__all__:
         assert getattr(evertrain, name).__name__ == name
     assert set(evertrain.__all__) <= set(dir(evertrain))

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.agent import commands, departure, environment
+from evertrain.agent import commands, departure, environment, replays
 from evertrain.agent.capturing import Capturing
 from evertrain.agent.clearing import Clearing
 from evertrain.agent.controller_link import ControllerLink
@@ -25,6 +25,7 @@ from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.machine import Machine
 from evertrain.agent.metrics import Metrics
 from evertrain.agent.node import NodeView
+from evertrain.agent.pulsing import Pulsing
 from evertrain.agent.safekeeping import Safekeeping
 from evertrain.agent.selfcheck import SelfChecks
 from evertrain.agent.sensing import Sensing, sensors_of
@@ -82,6 +83,7 @@ class Agent:
         self._machine = Machine(sensors, self._metrics)
         self._clearing = Clearing(self._machine.gpus, self._wake_up)
         self._tracing = Tracing(spec, self._view.page_path, lambda: self._keeper.state)
+        self._pulsing = Pulsing(self._tracing.rings, self._view.page_path, self._wake_up)
         self._windowing = Windowing(spec, token, self._tracing.rings, self._view.page_path, self._zero)
         self._order: Desired | None = None
         self._changed = False
@@ -99,6 +101,7 @@ class Agent:
             asyncio.create_task(self._controller.run(self._report)),
             asyncio.create_task(self._safekeeping.run()),
             asyncio.create_task(self._sensing.run()),
+            asyncio.create_task(self._pulsing.run()),
             asyncio.create_task(self._serve()),
         ]
         over = asyncio.create_task(self.over.wait())
@@ -145,6 +148,7 @@ class Agent:
                     inspected=self._diagnosing.inspected,
                     blind=(*report.blind, *self._tracing.blind),
                     traced=self._tracing.traced,
+                    pulses=self._pulsing.pulses,
                 ),
                 self._zero,
             ),
@@ -206,6 +210,7 @@ class Agent:
         self._self_checks.obey(order)
         self._capturing.obey(order)
         self._windowing.obey(order)
+        self._pulsing.obey(order)
         self._diagnosing.obey(order)
         self._versions.obey(order.code)
         self._peers.obey(order.peers)
@@ -267,7 +272,10 @@ class Agent:
             except OSError as error:
                 self._trouble(f"what rank {order.rank} prints is not kept: {error}")
             lines[str(order.rank)] = {
-                "env": environment.of_rank(go, order, spec.job, str(folder / "error.json"), inherited),
+                "env": {
+                    **environment.of_rank(go, order, spec.job, str(folder / "error.json"), inherited),
+                    **(replays.environment(inherited) if go.replay is not None else {}),
+                },
                 "args": go.args,
                 "stdout": str(folder / "stdout.log"),
                 "stderr": str(folder / "stderr.log"),
@@ -295,6 +303,7 @@ class Agent:
                     "fired_dir": spec.fired_dir,
                     "exception_path": str(self._view.exception_path(attempt.attempt, order.rank)),
                     "mesh": go.mesh,
+                    "replay": replays.told(go.replay, page_path) if go.replay is not None else None,
                 },
             }
         self._forget_old_pages(attempt.attempt)
@@ -316,7 +325,10 @@ class Agent:
         return {"ranks": lines, "unknown": list(environment.UNKNOWN)}
 
     def _forget_old_pages(self, attempt: int) -> None:
-        """Two attempts' pages are enough; the log knows the rest."""
+        """Two attempts' pages are enough, and those of one round of a replay; the log knows the rest."""
+        replays.forget(Path(self._spec.node_dir), attempt)
+        if attempt < 0:
+            return
         for old in (Path(self._spec.node_dir) / "pages").glob("a*-r*"):
             number = old.name[1:].partition("-")[0]
             if number.isdecimal() and int(number) < attempt - 1:

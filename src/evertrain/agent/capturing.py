@@ -13,7 +13,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from evertrain.model.report import Desired
 from evertrain.model.spec import AgentSpec
 from evertrain.model.stacks import CaptureOrder, NodeCapture, RecorderDumps, Seen
 from evertrain.observe import activity, pages, recorder_dumps, stack_capture
+from evertrain.observe.groups import read_groups
 from evertrain.observe.stack_capture import Signal
 from evertrain.worker import contact
 
@@ -40,7 +41,6 @@ _LIMIT_S = 5.0
 _RECORDER_S = 1.0
 _SEND_S, _ONE_SEND_S = 8.0, 3.0
 _FIRST_RETRY_S = 0.1
-_MOST_GROUPS_BYTES = 16 << 20
 _LEVEL = 1
 """Two thousand operations are much alike: more takes longer and saves little."""
 
@@ -242,35 +242,3 @@ class _Looking:
 
 def _compressed(node: str, dumps: Mapping[int, bytes]) -> RecorderDumps:
     return RecorderDumps(node=node, dumps={rank: gzip.compress(raw, _LEVEL) for rank, raw in dumps.items()})
-
-
-def read_groups(path: Path) -> tuple[dict[str, Group], list[str]]:
-    """The groups that a rank has written down, and why it cannot be asked as it could; nothing where it has not yet."""
-    try:
-        with path.open("rb") as file:
-            lines = file.read(_MOST_GROUPS_BYTES).splitlines()
-    except OSError:
-        return {}, []
-    return _parsed(lines)
-
-
-def _parsed(lines: Iterable[bytes]) -> tuple[dict[str, Group], list[str]]:
-    found: dict[str, Group] = {}
-    blind = []
-    for line in lines:
-        try:
-            said = msgspec.json.decode(line, type=_Line)
-        except msgspec.MsgspecError:
-            continue  # it is being written
-        if said.blind:
-            blind.append(said.blind)
-        else:
-            found[said.name] = Group(said.name, said.desc, said.ranks)
-    return found, blind
-
-
-class _Line(msgspec.Struct):
-    name: str = ""
-    desc: str = ""
-    ranks: tuple[int, ...] = ()
-    blind: str = ""

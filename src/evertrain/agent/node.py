@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from evertrain.agent import failures, losses
+from evertrain.agent import failures, losses, replays
 from evertrain.agent.watch import Sample, Watch
 from evertrain.checkpoint import disk, slots, store
+from evertrain.locate import parallel
 from evertrain.model.activity import RankActivity
 from evertrain.model.copies import Copy, StoreSettings
 from evertrain.model.report import (
@@ -29,7 +30,8 @@ from evertrain.model.report import (
 )
 from evertrain.model.spec import AgentSpec
 from evertrain.observe import pages
-from evertrain.worker import room
+from evertrain.observe.groups import read_groups
+from evertrain.worker import contact, room
 
 TIGHT_BYTES = 256 << 20
 """Below this much free memory no process waits ahead of need."""
@@ -74,6 +76,8 @@ class NodeView:
         """Of `views`, those of ranks that run."""
         self._running = 0
         self._blind: tuple[str, ...] = ()
+        self._mesh: tuple[int, str] = (0, "")
+        """The newest attempt whose ranks are in their loop, and the mesh that they have made."""
 
     @property
     def running_attempt(self) -> int | None:
@@ -133,17 +137,23 @@ class NodeView:
             owner_gone=state["owner_gone"],
             memory_is_tight=self._memory_is_tight(),
             store=self._store,
+            replayed=replays.replayed(state, self.page_path),
+            mesh=self._mesh[1],
         )
 
     def page_path(self, attempt: int, rank: int) -> Path:
+        if attempt < 0:
+            return replays.page_path(self._node_dir, attempt, rank)
         return self._node_dir / "pages" / f"a{attempt}-r{rank}"
 
     def log_folder(self, attempt: int, rank: int) -> Path:
+        if attempt < 0:
+            return replays.log_folder(Path(self._spec.log_root), self._spec.node, attempt, rank)
         return Path(self._spec.log_root) / f"attempt_{attempt}" / str(rank)
 
     def exception_path(self, attempt: int, rank: int) -> Path:
         """In shared memory: a disk that is full must not hide why a rank failed."""
-        return self._node_dir / "pages" / f"a{attempt}-r{rank}-exception.json"
+        return Path(f"{self.page_path(attempt, rank)}-exception.json")
 
     @property
     def slots_dir(self) -> Path:
@@ -222,7 +232,7 @@ class NodeView:
         unread = 0
         known, self._readers = self._readers, {}
         for number, attempt in state["attempts"].items() if state is not None else ():
-            if attempt["phase"] not in ("running", "ended"):
+            if attempt["phase"] not in ("running", "ended") or replays.is_one(number):
                 continue
             for rank, process in attempt["ranks"].items():
                 key = (int(number), int(rank))
@@ -243,6 +253,17 @@ class NodeView:
         self.views, self._blind = tuple(views), tuple(blind)
         self._alive = tuple(running)
         self._activities, self._running = self._watch.look(running), len(running) + unread
+        self._learn_mesh(running)
+
+    def _learn_mesh(self, running: list[pages.PageView]) -> None:
+        """Once an attempt, when its groups have been made."""
+        first = min((view for view in running if view.resumed_time > 0), key=lambda view: view.rank, default=None)
+        if first is None or first.attempt == self._mesh[0]:
+            return
+        groups, _ = read_groups(Path(contact.groups_path(str(self.page_path(first.attempt, first.rank)))))
+        world_size = max((len(group.members) for group in groups.values()), default=0)
+        mesh = parallel.learnt(groups.values(), first.rank, world_size) if world_size else ""
+        self._mesh = (first.attempt, mesh)
 
     def _read_copies(self, state: dict[str, Any], order: Desired | None) -> None:
         """List the checkpoints: for good once nothing writes to them any more, until then as they are just now."""
@@ -301,7 +322,7 @@ def _is_settled(state: dict[str, Any], order: Desired) -> bool:
 
     One that sleeps in the kernel, SIGKILL notwithstanding, never comes back to write anything.
     """
-    attempts = state["attempts"]
+    attempts = {number: one for number, one in state["attempts"].items() if not replays.is_one(number)}
     over = {
         number
         for number, attempt in attempts.items()
@@ -337,5 +358,6 @@ def _page_report(view: pages.PageView) -> PageReport:
         step_s=view.step_s or None,
         collective=f"{collective.op} {collective.seq} {collective.state}" if collective.state != "none" else "",
         env_changed=view.env_changed,
+        takes_replays=view.takes_replays,
         saves_failed=view.saves_failed,
     )

@@ -27,7 +27,7 @@ _SHORTEST_WINDOW_S, _WINDOW_S = 1.0, 5.0
 _START_COLLECTIVES = 10
 """A script that shows no steps has left its start-up behind after so many collectives."""
 
-_BASE_PHASES = frozenset({"", "start", "init", "train", "failed"})
+BASE_PHASES = frozenset({"", "start", "init", "train", "failed"})
 """Phases in which steps are to be expected soon. All others are declared, or the script is over and cleans up."""
 
 
@@ -133,7 +133,7 @@ class Watch:
             inside=last if collective.state == "entered" else None,
             last=last,
             started=view.rel_step > 0 or view.abs_step > view.resumed_step or collective.seq >= _START_COLLECTIVES,
-            phase="" if view.phase in _BASE_PHASES else view.phase,
+            phase="" if view.phase in BASE_PHASES else view.phase,
             step=view.rel_step,
             step_s=view.step_s or None,
             stopped=newest.stopped,

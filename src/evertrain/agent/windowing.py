@@ -18,10 +18,13 @@ import aiohttp
 
 from evertrain.agent.aside import aside
 from evertrain.agent.rings import Name, Rings
+from evertrain.agent.watch import BASE_PHASES
 from evertrain.model import windows
+from evertrain.model.collectives import NodeTrace
 from evertrain.model.report import Desired
 from evertrain.model.spec import AgentSpec
 from evertrain.model.windows import Ends, NodeWindow, RingWindow, TracedGroup, WindowOrder
+from evertrain.observe import pages
 from evertrain.trace import flows
 from evertrain.trace import groups as groups_of
 from evertrain.worker import contact
@@ -75,7 +78,42 @@ class Windowing:
             _log.exception("window %d", order.number)
 
     def _packed(self, order: WindowOrder) -> bytes:
-        return windows.pack(self.read(order))
+        return windows.pack(self.look(order) if order.now_s else self.read(order))
+
+    def look(self, order: WindowOrder) -> NodeTrace:
+        """What the records of now come to."""
+        from evertrain.trace import looking
+        from evertrain.trace.summary import Look
+
+        now_ns = time.monotonic_ns()
+        look = Look(now_ns, order.now_s, order.seconds, order.most)
+        ranks, ends = [], list[Ends]()
+        groups: dict[str, TracedGroup] = {}
+        for path, name in self._rings.files():
+            if name.attempt != order.attempt:
+                continue
+            if name.kind == "flows":
+                ends += [Ends(*pair) for pair in flows.read_pairs(path, name.rank)]
+            elif name.writer == "hook":
+                page_path = self._page_path(name.attempt, name.rank)
+                steps = [int(one * 1e9) for one in pages.step_times(page_path)]
+                view, _ = pages.read(page_path)
+                beside = self._rings.path(name.attempt, name.rank, "agent")
+                phase = view.phase if view is not None and view.phase not in BASE_PHASES else ""
+                ranks.append(
+                    looking.of_rings(name.rank, self._spec.node, path, beside, look, step_times=steps, phase=phase)
+                )
+                groups |= {one.id: one for one in groups_of.read(Path(self._groups_path(name)))}
+        return NodeTrace(
+            number=order.number,
+            attempt=order.attempt,
+            node=self._spec.node,
+            time=self._zero + now_ns / 1e9,
+            ranks=tuple(ranks),
+            communicators=tuple(map(looking.communicator, groups.values())),
+            ends=tuple(ends),
+            blind=(f"{self._spec.node}: {self._rings.blind}",) if self._rings.blind else (),
+        )
 
     def read(self, order: WindowOrder) -> NodeWindow:
         """What is there now."""

@@ -7,6 +7,7 @@ An unknown key is refused with the nearest known name. Durations may carry a uni
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from argparse import Namespace
@@ -124,6 +125,7 @@ def _comment(text: str, indent: str) -> list[str]:
     return [f"{indent}# {line}" for line in lines]
 
 
+@functools.cache
 def _docstrings(kind: type[msgspec.Struct]) -> dict[str, str]:
     """The string below each field: Python keeps it in the source only."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body

@@ -1,9 +1,10 @@
-"""`evertrain diagnose [JOB]`: does this machine compute, remember and move data as it should?
+"""`evertrain diagnose [JOB]`: does this machine, or do the nodes of a job, compute, remember and move data well?
 
 The tests that a job has its stopped nodes run, here and now and without a job: they use the machine, so nothing else
 should train on it meanwhile. With a job that has ended, as its nodes were tested: with as many ranks, and compared with
-the bits that they agreed on. The exit code is that of `evertrain check`: 0 all well; 1 something is odd; 2 something is
-broken for certain; 3 nothing could be tested, or the command line was wrong.
+the bits that they agreed on. With one that lives and waits, or with nodes of it that have no ranks (`--nodes`), there,
+all at the same time (`cli.examine`). The exit code is that of `evertrain check`: 0 all well; 1 something is odd; 2
+something is broken for certain; 3 nothing could be tested, or the command line was wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from evertrain.agent.inspection import CRITICAL, OK, UNKNOWN, WARNING
 from evertrain.cli import durations, readings
 from evertrain.cli.check import WORDS
 from evertrain.cli.parsing import Parser
+from evertrain.cli.registry import KnownJob
 from evertrain.model.diagnosis import Inspected, InspectOrder, Run, Setting, StageAsked, Symptom
 from evertrain.model.errors import TroubleError, UsageError
 
@@ -37,6 +39,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         args = _parser().read(argv)
         budget_s = durations.of_flag("--budget", args.budget, at_once="no test at all")
+        if (job := _live_job(args)) is not None:
+            from evertrain.cli import examine
+
+            checks = examine.run(job, args.nodes, SUITES[args.suite or "crash"], budget_s, quiet=args.json)
+            return report(checks, {}, as_json=args.json)
         ranks, golden, symptom = _given(args)
         from evertrain.cli import plan
 
@@ -50,9 +57,14 @@ def main(argv: Sequence[str]) -> int:
 
         ranks = sizes.count_gpus(os.environ) or 1
     checks = asyncio.run(_run(python, ranks, symptom, golden, budget_s, quiet=args.json))
+    return report(checks, {"ranks": ranks}, as_json=args.json)
+
+
+def report(checks: Sequence[Json], about: Json, *, as_json: bool) -> int:
+    """Print what the tests have come to; the exit code."""
     status = worst(checks)
-    if args.json:
-        print(json.dumps({"status": WORDS[status].lower(), "ranks": ranks, "checks": checks}))
+    if as_json:
+        print(json.dumps({"status": WORDS[status].lower(), **about, "checks": checks}))
         return status
     from evertrain.cli import tables
 
@@ -68,7 +80,19 @@ def _parser() -> Parser:
         description="Does this machine compute, remember and move data as it should? Tests that use it: nothing else "
         "should train here meanwhile. Exit code 0: yes; 1: something is odd; 2: broken; 3: unknown.",
     )
-    parser.add_argument("job", nargs="?", metavar="JOB", help="a job that has ended, to test as its nodes were tested")
+    parser.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOB",
+        help="one that has ended: this machine, as its nodes were tested; one that waits: all of its nodes",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=_names,
+        default=(),
+        metavar="NODE,…",
+        help="these nodes of a live job (default: the newest here); those without ranks also while it trains",
+    )
     parser.add_argument(
         "--run-dir", "--run_dir", metavar="DIR", help="where its folder lies, if not in the usual place"
     )
@@ -84,6 +108,26 @@ def _parser() -> Parser:
     return parser
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _live_job(args: Any) -> KnownJob | None:
+    """The job whose agents are to test; None: it is this machine that is tested."""
+    if args.job is None and not args.nodes:
+        return None
+    from evertrain.cli import look
+
+    job = look.find(args.job, args.run_dir)
+    if look.lives(job):
+        if args.ranks is not None or args.python is not None:
+            raise UsageError("--ranks and --python are for this machine; the nodes of a live job have their own")
+        return job
+    if args.nodes:
+        raise TroubleError(f"job {job.job} does not run, so nobody reaches its nodes; on each: `evertrain diagnose`")
+    return None
+
+
 def _given(args: Any) -> tuple[int | None, Mapping[Setting, Run], Symptom]:
     """Ranks, bits to compare with, and which suite."""
     if args.ranks is not None and not 1 <= args.ranks <= 64:
@@ -97,8 +141,6 @@ def _given(args: Any) -> tuple[int | None, Mapping[Setting, Run], Symptom]:
     from evertrain.decide.applying import fold
 
     job = look.find(args.job, args.run_dir)
-    if look.lives(job):
-        raise TroubleError(f"job {job.job} runs; it tests its nodes by itself when it has to, and they cannot do both")
     if job.served_by or not job.database.exists():
         raise TroubleError(f"the log of job {job.job} is not on this machine; without a job: `evertrain diagnose`")
     state = fold(read_log(job.database))
@@ -171,18 +213,12 @@ def check(
         parameters=order.parameters, budget_s=order.budget_s, nodes=(node,), groups=((node,),),
     )  # fmt: skip
     judged = inspected.alone(asked, {node: found}, {}, golden)
-    accused = dict(judged.accused)
-    for reading in found.readings:
-        runs = reading.detail["runs"] if reading.name == "alignment" else ()
-        if len(set(runs)) > 1:
-            told = f"{node}: {name}: rank {reading.rank}: {len(runs)} runs gave {len(set(runs))} results"
-            accused.setdefault(node, told)
     return {
         "name": name,
         "again": False,
         "groups": [[node]],
         "seconds": round(seconds, 3),
-        "accused": accused,
+        "accused": dict(judged.accused),
         "notes": list(judged.notes),
         "results": {node: msgspec.to_builtins(inspection.kept(found))},
     }

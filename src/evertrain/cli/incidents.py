@@ -73,6 +73,11 @@ def _show_one(incident: dict[str, Any]) -> None:
     for line in incident["evidence"]:
         out.print(f"  {'evidence':<11} {line}")
     _show_checks(out, incident.get("checks") or ())
+    if incident.get("replay"):
+        from evertrain.cli import replays
+
+        for line in replays.lines(incident["replay"]):
+            out.print(f"  {'replay':<11} {line}")
     if incident.get("traceback"):
         out.print(incident["traceback"].rstrip())
 

@@ -25,19 +25,19 @@ ROWS_SHOWN = 200
 def main(argv: Sequence[str]) -> int:
     parser = trace_source.parser(
         "query",
-        f"Ask the last seconds of all ranks in SQL; tables: {', '.join(TABLES)}. The statement is the last argument.",
+        f"Ask the last seconds of all ranks in SQL; tables: {', '.join(TABLES)}. The statement is one word of "
+        "the command line: put it in quotes.",
     )
-    parser.add_argument("sql", nargs="?", metavar="SQL", help="a SELECT; alone, it is asked of the newest job here")
     parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
-    args = parser.read(argv)
-    if args.sql is None:  # the one word is the statement
-        args.name, args.sql = None, args.name
-    if args.sql is None:
+    sql = next((word for word in argv if _is_statement(word)), None)
+    # wherever it stands: flags may come before it and after it
+    args = parser.read([word for word in argv if word is not sql])
+    if sql is None:
         raise UsageError('trace query: what is to be asked? As "SELECT op, count(*) FROM operations GROUP BY op"')
     duckdb = needs_duckdb()
     connection = _connection(trace_source.scene(args))
     try:
-        answer = connection.execute(args.sql)
+        answer = connection.execute(sql)
         names, rows = [column[0] for column in answer.description or ()], answer.fetchall()
     except duckdb.Error as error:
         raise UsageError(f"trace query: {' '.join(str(error).split())[:400]}") from error
@@ -58,6 +58,10 @@ def main(argv: Sequence[str]) -> int:
     if len(rows) > ROWS_SHOWN:
         out.print(f"and {len(rows) - ROWS_SHOWN} rows more (--json shows all)")
     return 0
+
+
+def _is_statement(word: str) -> bool:
+    return " " in word.strip() and not word.startswith("-") and not Path(word).exists()
 
 
 def needs_duckdb() -> Any:

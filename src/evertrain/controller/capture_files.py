@@ -74,6 +74,11 @@ def write(run_dir: Path, kept: Kept) -> None:
     for number in [number for number, other in _there(run_dir) if other == reason][:-MOST]:
         _path(run_dir, number, reason).unlink(missing_ok=True)
         dump_files.remove(run_dir, number)
+    # of a capture whose controller died before it had written it only the dumps are there
+    there = numbers(run_dir)
+    for number in dump_files.numbers(run_dir):
+        if number <= kept.asked.capture - MOST and number not in there:
+            dump_files.remove(run_dir, number)
 
 
 def read(run_dir: Path, number: int) -> Kept | None:

@@ -1,6 +1,6 @@
 """What have the agents seen of their processes? Collected by number, put together, judged, and kept.
 
-    asked ──▶ open ──all nodes have sent, or 3 s──▶ merged and judged in a thread ──▶ `HangLocated`, and a file
+    asked ──▶ open ──all nodes have sent, or 6 s──▶ merged and judged in a thread ──▶ `HangLocated`, and a file
 
 What is missing by then is named in the capture. The owner of the deadline is the conductor, which looks in here at
 every turn. A controller that takes over knows nothing of what was being collected: the rules ask again

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from evertrain.checkpoint import placement
 from evertrain.controller import news, views
 from evertrain.controller.captures import Captures
 from evertrain.controller.code_store import CodeStore
+from evertrain.controller.communication import Communication
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
 from evertrain.controller.windows import Windows
@@ -26,10 +27,12 @@ from evertrain.decide import (
     captures,
     changes,
     draining,
+    examining,
     inspection,
     joining,
     planned,
     reaching,
+    replaying,
     rollback,
     rounds,
     standbys,
@@ -46,7 +49,9 @@ from evertrain.decide.state import JobState
 from evertrain.model import version
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, VersionKept
+from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell
 from evertrain.model.copies import Fetch
+from evertrain.model.diagnosis import Symptom
 from evertrain.model.records import (
     AllowAsked,
     AnyRecord,
@@ -96,6 +101,7 @@ class Conductor:
         self.code = CodeStore(spec, self._wake_up)
         self.captures = Captures(spec, self._note, self._wake_up)
         self.windows = Windows(spec, self._wake_up)
+        self.communication = Communication(spec, self.windows, self._note)
         self._platform = choice.of(spec)
         self._wanted: tuple[int, str] = (0, "")
         """Nodes that the platform was asked for, and why; a controller that takes over asks once more."""
@@ -148,6 +154,7 @@ class Conductor:
         since = before.since if before is not None and before.connected else self.now()
         self._nodes[node] = NodePicture(report.report, connected=True, since=since)
         self._heard[node] = time.monotonic()
+        self.communication.hear(self._state, report.report, self.now())
         if before is None or not before.connected or news.matters(before.report, report.report):
             self._wake.set()
         elif news.concerns_rounds(before.report, report.report) and self._soon is None:
@@ -261,7 +268,7 @@ class Conductor:
         """Have all trace rings of the newest attempt read: the number of what will come; None: that cannot be now."""
         return self.windows.ask(self._state, self.now(), seconds=seconds, brief=brief)
 
-    def _note(self, record: HangLocated) -> None:
+    def _note(self, record: HangLocated | CollectivesOdd | CauseFound | CollectivesWell) -> None:
         self._inbox.append(replace(record, time=self.now()))
         self._wake.set()
 
@@ -283,6 +290,16 @@ class Conductor:
             self._wake.set()
         return refusal
 
+    def examine(self, nodes: Sequence[str], symptom: Symptom, budget_s: float) -> int | str:
+        """Have nodes tested: the number of the examination, or why there is none."""
+        state = self._noted()
+        records = examining.ask(state, self.picture, nodes, symptom, budget_s, self.now())
+        if isinstance(records, str):
+            return records
+        self._inbox += records
+        self._wake.set()
+        return state.next_exam if records else state.next_exam - 1
+
     async def run(self) -> None:
         """Conduct until the job has ended and every reachable node has been told."""
         while True:
@@ -291,6 +308,7 @@ class Conductor:
             await self._settle()
             self.captures.look(self._state, self.picture)
             self.windows.look(self._state, self.picture, self.now())
+            self.communication.look(self._state, self.picture, self.now())
             self._ask_platform()
             self._go_round()
             if self._state.ended is not None:
@@ -398,7 +416,8 @@ class Conductor:
         running = self._state.active.by_node() if self._state.active is not None else {}
         placed, pinned = self._state.ranks_by_node(), rollback.pinned(self._state)
         prepared, tried = changes.prepared(self._state, picture), reaching.tried(self._state)
-        capture = captures.order(self._state, now)
+        watch = self.communication.orders(self._state)
+        capture, replays = captures.order(self._state, now), replaying.parts(self._state, picture)
         for node, send in list(self._sends.items()):
             order = desired(
                 self._state,
@@ -417,13 +436,15 @@ class Conductor:
                 prepared=prepared,
                 tried=tried,
                 capture=capture,
-                inspect=inspection.order(self._state, node),
+                inspect=inspection.order(self._state, node) or examining.order(self._state, node),
+                replay=replays.get(node),
             )
             order = replace(
                 order,
                 copies_look=len(self._looks),
                 upload=self._shared.order(node),
                 windows=self.windows.orders(node),
+                watch=watch.get(node),
             )
             if self._sent.get(node) != order:
                 self._sent[node] = order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import zlib
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 from evertrain.model.stacks import RecorderDumps
 
 _ENDING = ".msgpack"
+_NAME = re.compile(r"(\d{1,9})\.recorders")
 _MOST_BYTES = 64 << 20
 """Of one rank, unpacked."""
 
@@ -20,6 +22,15 @@ _decoder = msgspec.msgpack.Decoder(RecorderDumps)
 def folder(run_dir: Path) -> Path:
     """Of all captures of a run."""
     return run_dir / "captures"
+
+
+def numbers(run_dir: Path) -> list[int]:
+    """Captures of which there are any."""
+    try:
+        found = [_NAME.fullmatch(path.name) for path in folder(run_dir).iterdir()]
+    except FileNotFoundError:
+        return []
+    return [int(named[1]) for named in found if named]
 
 
 def nodes(run_dir: Path, number: int) -> list[str]:

@@ -8,7 +8,7 @@ _MATTERING = (
     "attempts", "keeper", "copies_after_attempt", "flushed_step", "starter", "env", "code",
     "code_failed", "comparisons",
     "transfer_port", "failed_fetches", "upload", "self_check", "signs", "unreachable",
-    "gpus_held", "captured", "inspected",
+    "gpus_held", "captured", "inspected", "replayed",
 )  # fmt: skip
 _OF_ROUNDS = ("pinned", "backups", "disk_tried", "refused")
 

@@ -10,14 +10,18 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from evertrain.decide import episode, tested
 from evertrain.decide.memory import MOST_NODES, Chain, Memory, evolve, with_other_code
-from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState, Restart, Stage
+from evertrain.decide.state import Attempt, Capture, Change, Incident, JobState, Restart, Round
 from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, VersionKept, VersionProven
+from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell
 from evertrain.model.diagnosis import StageAsked, StageDone
+from evertrain.model.exam_records import ExamAsked, ExamOver
 from evertrain.model.records import AnyRecord
+from evertrain.model.replays import ReplayAsked, ReplayDone
 
 _MOST_AUDITS = 1000
 _MOST_CAPTURES = 32
@@ -59,7 +63,7 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             told = attempt.told_to_end or record.signal == 15
             return _with_attempt(state, replace(attempt, ending=record, told_to_end=told))
         case r.AttemptEnded():
-            state = _with_attempt(state, replace(_attempt(state, record.attempt), ended=record))
+            state = _with_attempt(_of_script(state, record), replace(_attempt(state, record.attempt), ended=record))
             return replace(state, best_step=_max(state.best_step, record.step))
         case r.AttemptResumed():
             return _attempt_resumed(state, record)
@@ -67,11 +71,15 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
             return _with_attempt(state, replace(_attempt(state, record.attempt), progress=record))
         case r.IncidentOpened():
             state = state if record.tolerated else replace(state, suspicion=None)
+            if state.communication is not None and record.component:
+                state = replace(state, communication=replace(state.communication, incident=record.incident))
             return _with_incident(state, Incident(opened=record, located_time=record.time))
         case r.IncidentCorrected():
             incident = state.incidents[record.incident]
             fields = {name: getattr(record, name) for name in record.__struct_fields__ if name != "time"}
-            fields["source"] = record.source or incident.opened.source
+            for name in ("source", "component", "links"):
+                if fields[name] is None:
+                    fields[name] = getattr(incident.opened, name)
             opened = replace(incident.opened, **fields)
             return _with_incident(state, replace(incident, opened=opened, located_time=record.time))
         case r.PolicyAdopted():
@@ -79,6 +87,7 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
         case r.IncidentClosed():
             return _with_incident(state, replace(state.incidents[record.incident], closed=record))
         case r.NodeChanged():
+            state = tested.forgotten(state, (record.node,)) if record.state == "lost" else state
             return replace(state, nodes={**state.nodes, record.node: record})
         case r.SignalRaised():
             return _signal_raised(state, record)
@@ -99,8 +108,18 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
                 replace(one, located=record) if one.asked.capture == record.capture else one for one in state.captures
             )
             return replace(state, captures=captures)
+        case CollectivesOdd() | CauseFound() | CollectivesWell():
+            return replace(
+                state,
+                communication=episode.after(state.communication, record),
+                next_episode=max(state.next_episode, record.episode + 1),
+            )
         case StageAsked() | StageDone():
-            return _stage(state, record)
+            return tested.stage(state, record, _with_incident)
+        case ReplayAsked() | ReplayDone():
+            return _replay(state, record)
+        case ExamAsked() | ExamOver():
+            return tested.exam(state, record)
         case r.StopRequested():
             return replace(state, stop=state.stop or record)
         case r.RestartRequested():
@@ -162,6 +181,11 @@ def _run_started(state: JobState, record: r.RunStarted) -> JobState:
         answers={},
         suspicion=None,
         captures=(),
+        communication=None,
+        takes_replays=False,
+        learnt_mesh="",
+        exams=(),
+        examined={},
         stop=None,
         restarts=(),
         own=None,
@@ -246,6 +270,7 @@ def _attempt_started(state: JobState, record: r.AttemptStarted) -> JobState:
             state = replace(state, memory=with_other_code(state.memory))
     return replace(
         state,
+        communication=None,
         ran={**state.ran, record.attempt: record.version},
         attempts=(*state.attempts, Attempt(started=record)),
         next_attempt=record.attempt + 1,
@@ -253,17 +278,21 @@ def _attempt_started(state: JobState, record: r.AttemptStarted) -> JobState:
     )
 
 
-def _stage(state: JobState, record: StageAsked | StageDone) -> JobState:
+def _replay(state: JobState, record: ReplayAsked | ReplayDone) -> JobState:
     incident = state.incidents[record.incident]
-    if isinstance(record, StageAsked):
-        stages = (*incident.stages, Stage(asked=record))
-        state = replace(state, next_stage=record.stage + 1)
+    if isinstance(record, ReplayAsked):
+        rounds = (*incident.replays, Round(asked=record))
+        state = replace(state, next_replay=record.round + 1)
     else:
-        *earlier, newest = incident.stages
-        stages = (*earlier, replace(newest, done=record))
-        if record.golden:
-            state = replace(state, golden={**state.golden, **dict(record.golden)})
-    return _with_incident(state, replace(incident, stages=stages))
+        *earlier, newest = incident.replays
+        rounds = (*earlier, replace(newest, done=record))
+    return _with_incident(state, replace(incident, replays=rounds))
+
+
+def _of_script(state: JobState, record: r.AttemptResumed | r.AttemptEnded) -> JobState:
+    """What an attempt has shown of the script that all of this run have."""
+    takes, mesh = state.takes_replays or record.takes_replays, record.mesh or state.learnt_mesh
+    return replace(state, takes_replays=takes, learnt_mesh=mesh)
 
 
 def _signal_raised(state: JobState, record: r.SignalRaised) -> JobState:
@@ -307,7 +336,7 @@ def _with_change(state: JobState, changed: Change) -> JobState:
 
 
 def _attempt_resumed(state: JobState, record: r.AttemptResumed) -> JobState:
-    state = _with_attempt(state, replace(_attempt(state, record.attempt), resumed=record))
+    state = _with_attempt(_of_script(state, record), replace(_attempt(state, record.attempt), resumed=record))
     incident = state.incident
     if incident is not None and incident.failover_attempt == record.attempt:
         state = _with_incident(state, replace(incident, resumed_time=record.resumed_time))
@@ -384,6 +413,7 @@ def _evicted(state: JobState, evict: d.Evict, time: float) -> JobState:
     taken = {*evict.nodes, *evict.replacements.values()}
     active = [node for node in active if node not in evict.nodes]
     spare = [node for node in state.standbys() if node not in taken]
+    state = tested.forgotten(state, evict.nodes)
     word = "lost" if evict.lost else "evicted"
     changed = {
         node: r.NodeChanged(time=time, node=node, state=word, because=evict.because)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import msgspec
 from evertrain.decide.state import Attempt, Incident, JobState
 from evertrain.detect import exits
 from evertrain.model import records as r
+from evertrain.model.collectives import Component
 from evertrain.model.stacks import LocatedKind
 from evertrain.model.words import counted
 
@@ -34,6 +35,9 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     group: tuple[int, ...] = ()
     group_nodes: tuple[str, ...] = ()
     captures: tuple[int, ...] = ()
+    component: Component | Literal[""] = ""
+    """What the records of collectives say it is; `links` as in `IncidentOpened`."""
+    links: tuple[tuple[int, int], ...] = ()
 
     def differs(self, opened: r.IncidentOpened) -> bool:
         return (self.cause, self.ranks, self.nodes, self.evidence) != (
@@ -55,6 +59,8 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
             confidence=self.confidence,
             evidence=self.evidence,
             source=self.source,
+            component=self.component,
+            links=self.links,
         )
 
 
@@ -142,6 +148,8 @@ def _as_opened(incident: Incident) -> Blame:
         nodes=opened.nodes,
         confidence=opened.confidence,
         evidence=opened.evidence,
+        component=opened.component,
+        links=opened.links,
     )
 
 

@@ -17,14 +17,16 @@ from evertrain.model.capture_records import CaptureAsked, CaptureReason, HangLoc
 from evertrain.model.config import HangConfig
 from evertrain.model.stacks import CaptureOrder, Located
 
-COLLECT_S: dict[CaptureReason, float] = {"hang": 3.0, "user": 6.0, "slow": 8.0}
-"""So long after the order the controller waits for what the nodes send; only a hang is in a hurry."""
+COLLECT_S: dict[CaptureReason, float] = {"hang": 6.0, "user": 6.0, "slow": 8.0}
+"""So long after the order the controller waits for what the nodes send. An agent that looks at a process which nothing
+can stop gives up after five: to be done before it would be to judge without the culprit's node. No verdict waits for so
+long (`LATE_S`)."""
 AHEAD_S = 1.5
 """So long before its verdict is needed a capture is asked for."""
 LATE_S = 2.0
 """So long after that nobody waits for it any more."""
-LOST_S = 5.0
-"""A capture that has shown nothing after so long never will: whoever asked for it is gone."""
+LOST_S = 8.0
+"""A capture of a hang that has shown nothing after so long never will: whoever asked for it is gone."""
 MOST_LOST = 3
 """Of one suspicion, or one series; then nobody asks again."""
 _YOUNG_S = 30.0

@@ -19,6 +19,8 @@ from evertrain.decide import (
     blame,
     changes,
     closing,
+    communication,
+    examining,
     hangs,
     incidents,
     joining,
@@ -57,6 +59,7 @@ def decide(state: JobState, picture: Picture, config: Config, now: float) -> lis
         _attempt_running,
         _attempt_over,
         verdicts.look,
+        examining.look,
         closing.close,
         starting.start,
     ):
@@ -165,6 +168,7 @@ def _attempt_running(state: JobState, picture: Picture, config: Config, now: flo
         or changes.due(state, picture, attempt, config.restart.node_return_s, now)
         or planned.end(state, picture, attempt, config.restart.node_return_s, now)
         or hangs.look(state, attempt, picture, step, config.hang, now)
+        or communication.look(state, attempt, step, now)
         or slowness.look(state, attempt, picture, step, now)
         or planned.verify(state, picture, attempt, now)
         or saves.look(state, picture, attempt, step, config.checkpoint.failed_saves_limit, now)
@@ -203,7 +207,12 @@ def _milestones(state: JobState, attempt: Attempt, picture: Picture, config: Con
     long_enough = now - state.since(attempt.started.time) > config.restart.progress_s
     resumed = [pages[rank].resumed_time for rank in ranks if rank in pages and pages[rank].resumed_time > 0]
     if attempt.resumed is None and resumed and (len(resumed) == len(ranks) or long_enough):
-        records.append(r.AttemptResumed(time=now, attempt=attempt.number, resumed_time=max(resumed)))
+        takes, mesh = _script(attempt, picture)
+        records.append(
+            r.AttemptResumed(
+                time=now, attempt=attempt.number, resumed_time=max(resumed), takes_replays=takes, mesh=mesh
+            )
+        )
     incident = state.incident
     if incident is not None and incident.failover_attempt == attempt.number:
         passed = [pages[rank] for rank in ranks if rank in pages and pages[rank].passed_time > 0]
@@ -219,6 +228,13 @@ def _milestones(state: JobState, attempt: Attempt, picture: Picture, config: Con
     if moved and (due or max(moved) - mark.progress_time >= _MARK_EVERY_S):  # type: ignore[union-attr]
         records.append(_mark(attempt, pages, step, relative, now))
     return records
+
+
+def _script(attempt: Attempt, picture: Picture) -> tuple[bool, str]:
+    """Whether it takes part in replays, and the mesh that its ranks have made."""
+    takes = any(page.takes_replays for page in picture.pages(attempt.number).values())
+    reports = (picture.report(node) for node in attempt.by_node())
+    return takes, next((report.mesh for report in reports if report is not None and report.mesh), "")
 
 
 def _mark(attempt: Attempt, pages: dict[int, PageReport], step: int | None, relative: int, now: float) -> r.Progress:
@@ -300,6 +316,7 @@ def _attempt_over(state: JobState, picture: Picture, config: Config, now: float)
     moved = [page.progress_time for page in pages.values() if page.progress_time > 0]
     if moved:
         records.append(_mark(attempt, pages, step, relative, now))
+    takes, mesh = _script(attempt, picture)
     lasted = max(moved) - attempt.resumed.resumed_time if moved and attempt.resumed is not None else 0.0
     records.append(
         r.AttemptEnded(
@@ -310,6 +327,8 @@ def _attempt_over(state: JobState, picture: Picture, config: Config, now: float)
             relative_step=relative,
             progress=_made_progress(state, attempt, step, relative, lasted, config, now),
             loss_is_finite=all(page.loss is None or isfinite(page.loss) for page in pages.values()),
+            takes_replays=takes,
+            mesh=mesh,
         )
     )
     if completed:

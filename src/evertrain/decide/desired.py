@@ -10,6 +10,7 @@ from evertrain.decide import changes, planned, reaching, storing
 from evertrain.decide.changes import Prepared
 from evertrain.decide.closing import at_rest, flush_step
 from evertrain.decide.picture import Picture
+from evertrain.decide.replaying import Part
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.config import Config
 from evertrain.model.copies import Fetch, Peer, RoundOrder
@@ -36,13 +37,14 @@ def desired(
     tried: Mapping[str, tuple[str, ...]] | None = None,
     capture: CaptureOrder | None = None,
     inspect: InspectOrder | None = None,
+    replay: Part | None = None,
 ) -> Desired:
     """Everything that `node` should be doing now.
 
     Its part in backups and restores is decided for all nodes at once. `placed` are all ranks by node, `running` those
     of the active attempt, `prepared` what waits to become ranks, `tried` the peers of each node, `capture` the look at
-    all processes that is wanted now, `inspect` its part in the tests of stopped nodes; whoever asks for many nodes
-    looks them up once.
+    all processes that is wanted now, `inspect` its part in the tests of stopped nodes, `replay` in a replay; whoever
+    asks for many nodes looks them up once.
     """
     if prepared is None:
         prepared = changes.prepared(state, picture)
@@ -59,6 +61,8 @@ def desired(
                 attempt=state.next_attempt, phase="prepare", ranks=ranks, store=store, store_port=spec.master_port
             )
         )
+    if replay is not None:
+        attempts.append(_replay(state, spec, prepared.version, replay))
     flushes = state.closing and at_rest(state, picture) and state.flushed is None
     ended = state.ended
     waits = state.incident is not None or planned.verifying(state) is not None
@@ -144,6 +148,29 @@ def _current(
         store_since=storing.since(state) if started.resume is None and not storing.is_known(state) else None,
     )
     return DesiredAttempt(attempt=attempt.number, phase="go", ranks=ranks, store=store, go=go)
+
+
+def _replay(state: JobState, spec: ControllerSpec, version: int | None, part: Part) -> DesiredAttempt:
+    """A group is a job of its own: what it runs is what the next attempt will."""
+    assert state.run is not None
+    nproc = state.run.nproc_per_node
+    ranks = tuple(range(part.group_rank * nproc, (part.group_rank + 1) * nproc))
+    asked = DesiredAttempt(attempt=-part.round, phase=part.phase, ranks=ranks, store=part.group_rank == 0)
+    if part.phase != "go" or part.port is None:
+        return asked if part.phase == "end" else replace(asked, phase="prepare")
+    go = replace(
+        _unnumbered(state, spec, version, nproc),
+        master_addr=part.address,
+        master_port=part.port,
+        world_size=len(part.nodes) * nproc,
+        group_rank=part.group_rank,
+        group_world_size=len(part.nodes),
+        faults=(),
+        mesh=None,
+        ranks=tuple(RankOrder(rank=rank, local_rank=local) for local, rank in enumerate(ranks)),
+        replay=part.settings,
+    )
+    return replace(asked, go=go)
 
 
 def _unnumbered(state: JobState, spec: ControllerSpec, version: int | None, ranks: int) -> Go:

@@ -22,7 +22,7 @@ where the very same exception comes back at the very same step; one that makes n
 
 from __future__ import annotations
 
-from evertrain.decide import changes, eviction, memory, rollback
+from evertrain.decide import changes, eviction, memory, replaying, rollback
 from evertrain.decide.eviction import Removal, listed
 from evertrain.decide.state import Attempt, JobState
 from evertrain.model.decisions import (
@@ -323,6 +323,8 @@ def _after_reattempt(
         )
     if "replay" not in policy.sources:
         notes = (*notes, "replay: not available")
+    elif "replay" not in asked and (why := replaying.why_not(state)):
+        notes = (*notes, f"replay: {why}")
     elif "replay" not in asked:
         return (Replay(because=_with_notes(f"{what}: replay the failing steps on groups of nodes", notes)),)
     because = _with_notes(f"{what}: restart in place", notes)
@@ -346,6 +348,8 @@ def answered(state: JobState, event: Answered, policy: Policy) -> tuple[AnyActio
         return eviction.grown(state, (Restart(because=f"{what}: restart with the code before that change"),))
     chain, idle = state.memory.chain, without_progress(state, failed)
     said = "no answer" if event.outcome == "not_available" else "nobody is suspect"
+    if event.rung == "replay" and event.evidence:
+        said = "; ".join(event.evidence)
     notes = (f"{name}: {said}",)
     if event.rung == "inspect" and chain.reattempts < policy.ladder.reattempts:
         again = Restart(because=_with_notes(f"{what}: one more attempt in place", notes))

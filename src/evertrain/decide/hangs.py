@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from evertrain.decide import blame, captures, incidents
+from evertrain.decide import blame, captures, communication, incidents
 from evertrain.decide.blame import Blame
 from evertrain.decide.memory import NO_HARDWARE
 from evertrain.decide.picture import Picture
@@ -31,6 +31,8 @@ _DOUBTFUL = 0.5
 """What stacks say less certainly than this is no verdict."""
 _AS_SEEN: frozenset[LocatedKind] = frozenset(("unknown", "outside", "loop", "slow"))
 """They add nothing to what was seen without stacks: the words for that stay (`still`, `busy`, …)."""
+_NO_NAME: frozenset[LocatedKind] = frozenset(("unknown", "network", "slow"))
+"""Where stacks see that all wait, the records of collectives may tell for whom."""
 _CATEGORY: dict[str, Category] = {
     "loader": "hang_dataloader", "checkpoint": "storage", "storage": "storage", "skipped": "user_code",
     "order": "user_code", "mismatch": "user_code", "deadlock": "user_code", "loop": "user_code",
@@ -67,6 +69,8 @@ def look(
     if hang.is_due and not state.run.observe_only:
         return incidents.act(state, attempt, verdict, step, now)
     watched = state.tolerated.opened if state.tolerated is not None else None
+    if watched is not None and watched.source == communication.SOURCE and watched.ranks == verdict.ranks:
+        return []
     if watched is None or (watched.ranks, watched.located) != (verdict.ranks, verdict.located):
         return incidents.watch(state, attempt, verdict, step, now)
     return []
@@ -96,11 +100,16 @@ def _verdict(state: JobState, attempt: Attempt, hang: Hang, found: HangLocated |
         confidence=0.9 if hang.ranks else 0.3,
         evidence=hang.evidence,
     )
+    cause = communication.cause_of(state, attempt)
     if found is None:
-        return seen
+        return communication.of_hang(seen, cause) if cause is not None and hang.kind != "stopped" else seen
     located = found.located
     seen = replace(seen, captures=located.captures or (found.capture,))
-    if located.kind in ("unknown", "slow") or located.confidence < _DOUBTFUL or _is_certain(hang, located):
+    if _is_certain(hang, located):
+        return replace(seen, evidence=(*hang.evidence, *located.evidence))
+    if cause is not None and (located.kind in _NO_NAME or located.confidence < _DOUBTFUL):
+        return communication.of_hang(replace(seen, evidence=(*located.evidence, *hang.evidence)), cause)
+    if located.kind in ("unknown", "slow") or located.confidence < _DOUBTFUL:
         return replace(seen, evidence=(*hang.evidence, *located.evidence))
     return _by_stacks(seen, hang, located)
 

@@ -56,4 +56,6 @@ def opened(
         group=verdict.group,
         group_nodes=verdict.group_nodes,
         captures=verdict.captures,
+        component=verdict.component,
+        links=verdict.links,
     )

@@ -11,7 +11,7 @@ the test.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -20,7 +20,7 @@ from evertrain.decide.state import Stage
 from evertrain.locate import alignment, pairs
 from evertrain.locate.alignment import NodeRuns, RankRuns
 from evertrain.locate.pairs import PairResult
-from evertrain.model.diagnosis import Inspected, Run, Setting, StageAsked
+from evertrain.model.diagnosis import Inspected, Reading, Run, Setting, StageAsked
 from evertrain.model.words import counted
 
 Results = Mapping[str, Inspected]
@@ -30,6 +30,8 @@ FEWEST_RATES = pairs.FEWEST_RATES
 _NO_END = ("late", "crashed")
 _SAID_NOTHING = ("absent", "refused", "silent")
 _MOST_NOTES = 8
+_FEWEST_SEGMENTS = 1000
+"""Of TCP, in one exchange; of fewer no part says anything."""
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +77,20 @@ def alone(asked: StageAsked, results: Results, first: Results, golden: Mapping[S
         return Judged(accused=accused, notes=tuple(notes))
     aligned = alignment.judge(_runs({**first, **results}), golden)
     accused |= {one.node: one.evidence for one in aligned.accused}
+    if len(results) == len({**first, **results}) == 1:
+        accused = {**dict(_unsteady(asked, results)), **accused}
     notes += [f"{asked.name}: {line}" for line in aligned.because]
     return Judged(accused=accused, notes=tuple(notes[:_MOST_NOTES]), golden=aligned.to_store)
+
+
+def _unsteady(asked: StageAsked, results: Results) -> Iterator[tuple[str, str]]:
+    """Who does not repeat its own bits: where there is nobody beside it, that has to say enough."""
+    for node, one in results.items():
+        for reading in one.readings:
+            runs = reading.detail.get("runs", ()) if reading.name == "alignment" else ()
+            if len(set(runs)) > 1:
+                told = f"rank {reading.rank}: {len(runs)} runs gave {len(set(runs))} results"
+                yield node, f"{node}: {asked.name}: {told}"
 
 
 def _missing(asked: StageAsked, results: Results) -> Iterable[str]:
@@ -148,20 +162,27 @@ def pair_results(stages: Iterable[tuple[StageAsked, Results]]) -> list[PairResul
             rates = [reading.value for reading in readings if reading.value]
             wrong = {str(name) for reading in readings for name in reading.detail.get("mismatches", ())}
             ended = [one for one in both if one.outcome in _NO_END]
+            resent = [share for reading in readings if (share := _resent(reading)) is not None]
             found.append(
                 PairResult(
                     pair=(group[0], group[1]),
                     bytes_s=min(rates, default=None) if not ended else None,
                     mismatches=tuple(sorted(wrong)),
                     failure=f"{ended[0].outcome}: {ended[0].because}" if ended and not wrong else "",
+                    resent=max(resent, default=None),
                 )
             )
     return found
 
 
+def _resent(reading: Reading) -> float | None:
+    segments = reading.detail.get("segments") or 0
+    return float(reading.detail.get("resent", 0)) / segments if segments >= _FEWEST_SEGMENTS else None
+
+
 def slow_below(asked: StageAsked) -> float:
     """Below which part of the fleet's rate a pair is bad: a machine that is busy makes no numbers wrong."""
-    return SLOW if asked.symptom == "slow" else 0.0
+    return {"slow": SLOW, "nccl": pairs.BROKEN}.get(asked.symptom, 0.0)
 
 
 def together(asked: StageAsked, known: Sequence[PairResult]) -> Judged:

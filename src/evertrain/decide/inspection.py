@@ -66,12 +66,16 @@ SUITES: dict[Symptom, tuple[Test, ...]] = {
     "illegal_access": (_VENDOR, _COMPUTE, _MEMORY, _ALIGNMENT),
     "crash": (_VENDOR, _COMPUTE, _MEMORY, _WITHIN, _BETWEEN, _ALIGNMENT),
     "slow": (_VENDOR, _COMPUTE, _MEMORY, _TRANSFER, _STORAGE, _WITHIN, _BETWEEN),
+    "returning": (_VENDOR, _COMPUTE, _MEMORY, _ALIGNMENT),
 }
 
 
 def sources(config: Config) -> tuple[d.Rung, ...]:
     """Who can be asked, as it is configured."""
-    return ("inspect", "roll_back") if config.diagnose.enabled else ("roll_back",)
+    can_ask: dict[d.Rung, bool] = {
+        "inspect": config.diagnose.enabled, "roll_back": True, "replay": config.diagnose.replay
+    }  # fmt: skip
+    return tuple(rung for rung, can in can_ask.items() if can)
 
 
 def symptom_of(category: str, cause: str) -> Symptom:
@@ -103,7 +107,7 @@ def look(
     left_s = config.budget_s - (now - state.since(since))
     newest = stages[-1] if stages else None
     if newest is not None and newest.done is None:
-        return _ended(state, picture, stages, left_s, now)
+        return ended(state, picture, stages, left_s, now)
     accused = {node: line for one in stages if one.done is not None for node, line in one.done.accused.items()}
     for node in state.usable_standbys():
         if node in accused:  # it was only to be compared with, and is to take nobody's place
@@ -111,9 +115,11 @@ def look(
             return answering.answer(state, fault)
     if accused:
         return _answer(incident, asked, stages, accused, now)
-    if left_s > LEAST_S and (following := _next(state, picture, incident, asked, stages, config, left_s, now)):
+    symptom = symptom_of(incident.opened.category, incident.opened.cause)
+    wanted = Wanted(incident.number, symptom, _with_witnesses(state, picture, asked.nodes))
+    if following := following_stage(state, picture, wanted, stages, config, left_s, now):
         return [following]
-    if newest is None and left_s > 0 and not _may_begin(picture, asked.nodes):
+    if newest is None and left_s > 0 and not may_begin(picture, asked.nodes):
         return []
     return _answer(incident, asked, stages, {}, now)
 
@@ -139,33 +145,40 @@ def _answer(
     )
 
 
-def _may_begin(picture: Picture, nodes: Iterable[str]) -> bool:
+class Wanted(msgspec.Struct, frozen=True):
+    """Whose tests these are."""
+
+    incident: int
+    """0: an examination's."""
+    symptom: Symptom
+    nodes: tuple[str, ...]
+
+
+def may_begin(picture: Picture, nodes: Iterable[str]) -> bool:
     """Whether nothing of the old attempt is left on any node that can be heard."""
     reports = [picture.report(node) for node in nodes if picture.connected(node)]
     return bool(reports) and not any(report is None or report.gpus_held for report in reports)
 
 
-def _next(
+def following_stage(
     state: JobState,
     picture: Picture,
-    incident: Incident,
-    asked: d.Inspect,
+    wanted: Wanted,
     stages: Sequence[Stage],
     config: DiagnoseConfig,
     left_s: float,
     now: float,
 ) -> StageAsked | None:
-    """The next test; None: there is none any more, or it cannot begin yet."""
-    if not stages and not _may_begin(picture, asked.nodes):
+    """The next test; None: there is none any more, or it cannot begin yet, or there is no time left."""
+    if left_s <= LEAST_S or (not stages and not may_begin(picture, wanted.nodes)):
         return None
-    symptom = symptom_of(incident.opened.category, incident.opened.cause)
-    nodes = stages[0].asked.nodes if stages else _inspected(state, picture, asked.nodes)
+    symptom, nodes = wanted.symptom, stages[0].asked.nodes if stages else wanted.nodes
 
     def stage(
         test: Test, groups: Iterable[tuple[str, ...]], parameters: dict[str, Any], again: bool = False
     ) -> StageAsked:
         return StageAsked(
-            time=now, stage=state.next_stage, incident=incident.number, symptom=symptom, name=test.name,
+            time=now, stage=state.next_stage, incident=wanted.incident, symptom=symptom, name=test.name,
             program=test.program, parameters=parameters, budget_s=round(min(test.budget_s, left_s), 3), nodes=nodes,
             groups=tuple(groups), again=again,
         )  # fmt: skip
@@ -192,7 +205,7 @@ def _next(
     return None
 
 
-def _inspected(state: JobState, picture: Picture, nodes: Sequence[str]) -> tuple[str, ...]:
+def _with_witnesses(state: JobState, picture: Picture, nodes: Sequence[str]) -> tuple[str, ...]:
     """Who takes part: those that are asked, and standbys where they are too few to outvote one of them."""
     missing = max(0, _WITNESSES - len(nodes))
     waiting = [node for node in state.usable_standbys() if picture.connected(node) and node not in nodes]
@@ -254,7 +267,7 @@ def _rounds_of(nodes: Sequence[str], first: Sequence[tuple[str, ...]]) -> tuple[
 # -- the end of a stage ------------------------------------------------------------------------------------------------
 
 
-def _ended(state: JobState, picture: Picture, stages: Sequence[Stage], left_s: float, now: float) -> list[AnyRecord]:
+def ended(state: JobState, picture: Picture, stages: Sequence[Stage], left_s: float, now: float) -> list[AnyRecord]:
     """The stage that runs, when all have answered or nobody waits any more."""
     *earlier, newest = stages
     asked = newest.asked
@@ -292,14 +305,15 @@ def _judged(state: JobState, earlier: Sequence[Stage], asked: StageAsked, result
 
 
 def kept(one: Inspected) -> Inspected:
-    """What the log keeps: every number, of hashes one a run, and the setting once a node."""
-    return replace(
-        one,
-        readings=tuple(
-            replace(reading, detail={name: value for name, value in reading.detail.items() if _is_kept(name, reading)})
-            for reading in one.readings
-        ),
-    )
+    """What the log keeps: every number, of hashes one a run, or one where all are the same; the setting once a node."""
+    return replace(one, readings=tuple(replace(reading, detail=_kept(reading)) for reading in one.readings))
+
+
+def _kept(reading: Reading) -> dict[str, Any]:
+    detail = {name: value for name, value in reading.detail.items() if _is_kept(name, reading)}
+    if reading.name == "alignment" and len(set(runs := detail.get("runs", ()))) == 1:
+        detail |= {"runs": list(runs[:1]), "same_runs": len(runs)}
+    return detail
 
 
 def _is_kept(name: str, reading: Reading) -> bool:
@@ -317,9 +331,16 @@ def order(state: JobState, node: str) -> InspectOrder | None:
     if state.ended is not None or (state.active is not None and state.active.ending is None):
         return None
     newest = incident.stages[-1]
+    if not incident.decisions or not _is_asked(incident, newest.asked):
+        return None
+    return part_of(state, node, newest)
+
+
+def part_of(state: JobState, node: str, newest: Stage) -> InspectOrder | None:
+    """What this node does in a test; None: it has no part in it."""
     asked = newest.asked
     assert state.run is not None
-    if node not in asked.nodes or not incident.decisions or not _is_asked(incident, asked):
+    if node not in asked.nodes:
         return None
     ready = InspectOrder(number=asked.stage, ranks=state.run.nproc_per_node)
     for at, group in enumerate(asked.groups):

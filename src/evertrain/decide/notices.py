@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.decide import answering, captures, failures, incidents, joining, reaching, resume, standbys
+from evertrain.decide import answering, captures, examining, failures, incidents, joining, reaching, resume, standbys
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
 from evertrain.decide.progress import steps
@@ -51,6 +51,12 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
         decided = answering.decision(state, event)
         # a node that stays out, again and again, is no news: one a minute would fill the log
         if any(isinstance(action, d.Enlist) for action in decided.actions):
+            if isinstance(event, d.NodeTested):
+                first = examining.of_returning(state, picture, event.node, config, now)
+                if first is not None and not first:
+                    continue
+                if first:
+                    return first
             return [decided]
     return []
 

@@ -8,7 +8,7 @@ What is done about a named rank is the ladder's to say (`decide.stragglers`).
 
 from __future__ import annotations
 
-from evertrain.decide import answering, captures, incidents
+from evertrain.decide import answering, captures, communication, incidents
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Attempt, JobState
@@ -32,6 +32,8 @@ def look(state: JobState, attempt: Attempt, picture: Picture, step: int | None, 
         return []
     if any(asked_last.capture in one.opened.captures for one in state.incidents.values()):
         return []
+    if (seen := communication.cause_of(state, attempt)) is not None and seen.symptom == "slow":
+        return []  # it is an incident already, and the records of collectives say more than looks
     verdict = Blame(
         source="metrics",
         fault_time=asked_last.time,

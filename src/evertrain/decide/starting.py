@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evertrain.decide import changes, closing, lost, planned, resume, rollback, storing, verdicts
+from evertrain.decide import changes, closing, examining, lost, planned, resume, rollback, storing, verdicts
 from evertrain.decide.picture import Picture
 from evertrain.decide.resume import Resume
 from evertrain.decide.state import Attempt, JobState
@@ -69,9 +69,9 @@ def start(state: JobState, picture: Picture, config: Config, now: float) -> list
 
 
 def _is_held(state: JobState, now: float) -> bool:
-    """Whether it has not been decided yet how training goes on, or storage is given time."""
+    """Whether it has not been decided yet how training goes on, storage is given time, or the user has nodes tested."""
     undecided = state.incident is not None and state.incident.decided is None
-    return undecided or now < state.memory.hold_until
+    return undecided or now < state.memory.hold_until or examining.holds(state)
 
 
 def _may_speak_yet(state: JobState, picture: Picture, config: Config, chosen: Resume | None, now: float) -> bool:

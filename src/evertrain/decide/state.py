@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from evertrain.decide.episode import Communication
 from evertrain.decide.memory import Memory
 from evertrain.model import decisions as d
 from evertrain.model import records as r
@@ -13,6 +14,8 @@ from evertrain.model.clocks import Clock
 from evertrain.model.code import Version
 from evertrain.model.decisions import Policy
 from evertrain.model.diagnosis import Run, Setting, StageAsked, StageDone
+from evertrain.model.exam_records import ExamAsked, ExamOver
+from evertrain.model.replays import ReplayAsked, ReplayDone
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +66,26 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     done: StageDone | None = None
 
 
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups of stopped nodes that were asked to replay the job at the same time."""
+
+    asked: ReplayAsked
+    done: ReplayDone | None = None
+
+
+class Exam(msgspec.Struct, frozen=True, kw_only=True):
+    """Tests of nodes that no incident calls for."""
+
+    asked: ExamAsked
+    stages: tuple[Stage, ...] = ()
+    over: ExamOver | None = None
+
+    @property
+    def accused(self) -> dict[str, str]:
+        """By node, what speaks against it."""
+        return {n: line for one in self.stages if one.done is not None for n, line in one.done.accused.items()}
+
+
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """From the first signal to the step that training had reached before."""
 
@@ -76,6 +99,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """After which training goes on or ends; None: somebody is asked, or waited for."""
     stages: tuple[Stage, ...] = ()
     """Tests of stopped nodes because of it, oldest first."""
+    replays: tuple[Round, ...] = ()
+    """Rounds of the replay because of it, oldest first."""
     failover_attempt: int | None = None
     resumed_time: float | None = None
     closed: r.IncidentClosed | None = None
@@ -164,10 +189,25 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     suspicion: r.HangSuspected | None = None
     captures: tuple[Capture, ...] = ()
     """The newest of this run, oldest first."""
+    communication: Communication | None = None
+    """The episode of collectives that are stuck or slow."""
+    next_episode: int = 1
     next_capture: int = 1
     """Numbers go on over all runs: files are named by them."""
     next_stage: int = 1
     """Of the tests of stopped nodes; numbers go on over all runs."""
+    next_replay: int = 1
+    """Of the rounds of replays; numbers go on over all runs."""
+    takes_replays: bool = False
+    """An attempt of this run has asked whether it is a replay."""
+    learnt_mesh: str = ""
+    """Parallel dimensions, as read off the process groups of this run's ranks; empty: they cannot be."""
+    exams: tuple[Exam, ...] = ()
+    """The newest of this run, oldest first; only the last one may be under way."""
+    next_exam: int = 1
+    """Numbers go on over all runs."""
+    examined: dict[str, ExamOver] = {}
+    """By node, the last one that was not given up, since it came."""
     golden: dict[Setting, Run] = {}
     """The bits of the reference model that enough nodes have agreed on, in all runs."""
     stop: r.StopRequested | None = None
@@ -231,6 +271,12 @@ class JobState(msgspec.Struct, frozen=True, kw_only=True):
     def _newest_open(self, *, tolerated: bool) -> Incident | None:
         incidents = (self.incidents[number] for number in reversed(self.open_incidents))
         return next((one for one in incidents if one.opened.tolerated is tolerated), None)
+
+    @property
+    def exam(self) -> Exam | None:
+        """The one that is under way."""
+        newest = self.exams[-1] if self.exams else None
+        return newest if newest is not None and newest.over is None else None
 
     @property
     def waiting(self) -> Incident | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from evertrain.decide import answering, closing, incidents, inspection, rollback
+from evertrain.decide import answering, closing, incidents, inspection, replaying, rollback
 from evertrain.decide.applying import apply, fold
 from evertrain.decide.blame import Blame
 from evertrain.decide.picture import Picture
@@ -52,7 +52,7 @@ def _failed(
     return d.AttemptFailed(
         time=now,
         incident=incident.number,
-        source="exit" if opened.source == "signal" else opened.source,
+        source=_seen_by(opened.source),
         cause=opened.cause,
         category=opened.category,
         ranks=opened.ranks,
@@ -68,6 +68,12 @@ def _failed(
     )
 
 
+def _seen_by(source: r.Source) -> d.FailureSource:
+    if source == "signal":
+        return "exit"
+    return "metrics" if source == "communication" else source
+
+
 def _waiting(state: JobState, picture: Picture, incident: Incident, config: Config, now: float) -> list[AnyRecord]:
     """Nodes that are ready now; a wait that is over; an answer that has not come in time."""
     last = incident.decisions[-1]
@@ -78,6 +84,9 @@ def _waiting(state: JobState, picture: Picture, incident: Incident, config: Conf
         return _roll_back(state, incident, now)
     if isinstance(asked, d.Inspect) and config.diagnose.enabled:
         found = inspection.look(state, picture, incident, asked, last.time, config.diagnose, now)
+        return answering.answer(state, found, incident.number) if isinstance(found, d.Answered) else found
+    if isinstance(asked, d.Replay) and config.diagnose.replay:
+        found = replaying.look(state, picture, incident, last.time, config.diagnose, now)
         return answering.answer(state, found, incident.number) if isinstance(found, d.Answered) else found
     if asked is None or now - state.since(last.time) > config.ladder.inspect_limit_s:
         rung = _RUNGS[type(asked)] if asked is not None else "inspect"

@@ -17,6 +17,7 @@ Grade = Literal["fault", "network", "reading", "condition", "metric", "blind"]
 FAULTS = frozenset(
     {
         "gpu_lost", "gpu_unavailable", "gpu_driver_hang", "disk_fault", "kernel_panic", "row_remap_failed",
+        "failed_tests",
         # NVIDIA's codes after which the GPU is of no use until somebody has seen to it
         "xid_48", "xid_64", "xid_79", "xid_119",
     }

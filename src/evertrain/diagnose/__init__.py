@@ -36,11 +36,12 @@ Outcomes, the first that holds:
     transfer   size_bytes, rounds (3)                       to device, from device: bytes/s
     storage    folder (the scratch one), size_bytes         write, read: bytes/s
     exchange   size_bytes, rounds (5), store, nodes         all-to-all within the node, or all-gather among `nodes`
-    alignment  kind (dense), repeats (10), sizes            alignment: hashes of one training step, by rank
+    alignment  kind (dense), repeats (50), sizes            alignment: hashes of one training step, by rank
 
 `exchange` among several nodes is asked of each of them with the same `nodes` (names, in one order), `key` (not used
 before) and `store` `{"host": …, "port": …}`: a TCPStore that somebody serves meanwhile. `detail.mismatches` names nodes
-whose data came with other content. A node whose partner is not there ends `late` or `crashed`: a failure of the pair.
+whose data came with other content; `segments` and `resent` are what TCP has sent, and what of it again. A node whose
+partner is not there ends `late` or `crashed`: a failure of the pair.
 
 `alignment` says in `detail` of each rank `setting` (`locate.alignment.Setting`), `runs` and `records` (`RankRuns`).
 

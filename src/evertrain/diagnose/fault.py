@@ -1,11 +1,14 @@
 """How is a node that computes wrongly tried out without one? One bit of one matrix product is flipped: a drill.
 
     EVERTRAIN_DIAGNOSE_FAULT="flip:node=node-3,p=0.1,rank=1,matmul=7,bit=2,seed=5"
+    EVERTRAIN_REPLAY_FAULT="flip:node=node-3,p=0.1"
 
 On that node and local rank (0), in a fraction p (1) of the runs, the largest element of one product has one bit of its
 mantissa flipped (counted from the highest, 2). Which product: the one so many after the first of the run (0); those of
 batches do not count, since their largest element may be masked. With a seed the draws are the same again. Several
-faults are separated by `;`. Only test programs read the variable, and nothing is hooked where no fault is drawn.
+faults are separated by `;`. Only test programs read the first variable, and only ranks of the job the second one: there
+a run is one start of the script, be it an attempt or a replay, and the bit is flipped in each of its steps. Nothing is
+hooked where no fault is drawn.
 """
 
 from __future__ import annotations
@@ -42,26 +45,26 @@ class Fault:
         return int.from_bytes(drawn[:8], "big") < self.p * 2**64
 
 
-def parse(text: str) -> tuple[Fault, ...]:
+def parse(text: str, variable: str = VARIABLE) -> tuple[Fault, ...]:
     """Raises ValueError with one line that says what is wrong."""
-    return tuple(_one(part.strip()) for part in text.split(";") if part.strip())
+    return tuple(_one(part.strip(), variable) for part in text.split(";") if part.strip())
 
 
-def _one(text: str) -> Fault:
+def _one(text: str, variable: str) -> Fault:
     kind, _, listed = text.partition(":")
     if kind != "flip":
-        raise ValueError(f"{VARIABLE}: unknown fault {kind!r} in {text!r}; known is flip")
+        raise ValueError(f"{variable}: unknown fault {kind!r} in {text!r}; known is flip")
     options: dict[str, Any] = {}
     for item in filter(None, listed.split(",")):
         name, _, value = item.strip().partition("=")
         try:
             options[name] = value if name == "node" else float(value) if name == "p" else int(value)
         except ValueError:
-            raise ValueError(f"{VARIABLE}: {name}={value!r} is no number, in {text!r}") from None
+            raise ValueError(f"{variable}: {name}={value!r} is no number, in {text!r}") from None
     unknown = options.keys() - Fault.__dataclass_fields__.keys()
     if unknown or not options.get("node"):
         known = ", ".join(Fault.__dataclass_fields__)
-        raise ValueError(f"{VARIABLE}: flip takes {known}, of which node is needed, in {text!r}")
+        raise ValueError(f"{variable}: flip takes {known}, of which node is needed, in {text!r}")
     return Fault(**options)
 
 
@@ -69,11 +72,12 @@ def during(node: str, rank: int, run: str, environ: Mapping[str, str] = os.envir
     """Around one run of something that computes; `run` tells it from other runs."""
     for fault in parse(environ.get(VARIABLE, "")):
         if fault.node == node and fault.rank == rank and fault.is_drawn(run):
-            return _flipping(fault)
+            return flipping(fault)
     return nullcontext()
 
 
-def _flipping(fault: Fault) -> AbstractContextManager[object]:
+def flipping(fault: Fault) -> AbstractContextManager[object]:
+    """While it is entered, one product is spoilt; its attribute `seen` counts them."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -94,8 +98,10 @@ def _flipping(fault: Fault) -> AbstractContextManager[object]:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             if func in products:
-                if self.seen == fault.matmul:
-                    flip(result, fault.bit)
+                local = getattr(result, "_local_tensor", result)  # of a DTensor
+                # what only works out shapes computes nothing
+                if self.seen == fault.matmul and type(local) is torch.Tensor and local.device.type != "meta":
+                    flip(local, fault.bit)
                 self.seen += 1
             return result
 

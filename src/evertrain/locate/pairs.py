@@ -19,8 +19,12 @@ Pair = tuple[str, str]
 
 SLOW = 0.8
 """Of the fleet's median rate; below it a pair is bad."""
+BROKEN = 0.25
+"""The same where not speed is in question, but whether the network works: no machine that is only busy falls so far."""
+LOSSY = 0.005
+"""Of the TCP segments of an exchange; a pair of which more had to be sent again is bad."""
 MEASURED = 2
-"""So often a pair that is only slow is measured before it counts as bad; the best rate counts."""
+"""So often a pair that is only slow, or loses packets, is measured before it counts as bad; the best rate counts."""
 FEWEST_RATES = 3
 """Nodes; with fewer of them there is no fleet to compare with."""
 
@@ -42,6 +46,8 @@ class PairResult(Struct, frozen=True, kw_only=True):
     """Nodes whose data came to the other one with other content."""
     failure: str = ""
     """Why there was no exchange at all."""
+    resent: float | None = None
+    """The part of TCP's segments that had to be sent again, of the sender that had to more often; None: no TCP."""
 
 
 class PairVerdict(Struct, frozen=True, kw_only=True):
@@ -112,7 +118,8 @@ def again(nodes: Sequence[str], results: Sequence[PairResult], slow: float = SLO
 
 
 def judge(nodes: Sequence[str], results: Sequence[PairResult], slow: float = SLOW) -> PairVerdict:
-    """What all results together say; with `slow` 0 no rate is bad, only what came wrong or not at all."""
+    """What all results together say; with `slow` 0 no rate and no loss is bad, only what came wrong
+    or not at all."""
     seen = _Seen(nodes, results, slow)
     guilty = seen.guilty
     links = tuple(pair for pair in seen.bad if set(pair) <= seen.well)
@@ -175,6 +182,9 @@ class _Seen:
         best = _best(known)
         if failures and best is None:
             return failures[0]
+        resent = min((one.resent for one in known if one.resent is not None), default=0.0)
+        if self._slow and resent > LOSSY:
+            return f"TCP had to send {resent:.1%} again"
         if best is not None and self.reference is not None and best < self._slow * self.reference:
             share = f"{best / self.reference:.0%} of the fleet's median of {self.reference / 1e6:.1f}"
             return f"{best / 1e6:.1f} MB/s, {share}"

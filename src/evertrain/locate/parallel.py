@@ -18,6 +18,10 @@ _MOST_NODES = 8
 _MOST_SHARE = 0.1
 
 
+_OF_DATA = ("dp", "data", "ddp", "fsdp", "hsdp", "replicate", "shard", "batch")
+"""Beginnings of names of dimensions along which replicas of the model lie."""
+
+
 class Shared(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...] = ()
     name: str = ""
@@ -29,6 +33,52 @@ def coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
     for name, size in reversed(list(mesh.items())):
         rank, found[name] = divmod(rank, size)
     return {name: found[name] for name in mesh}
+
+
+def sizes(mesh: str) -> dict[str, int]:
+    """`pp=4,dp=2` by dimension, outermost first; nothing where it is no mesh."""
+    found: dict[str, int] = {}
+    for part in filter(None, (one.strip() for one in mesh.split(","))):
+        name, _, size = part.partition("=")
+        if not size.isdecimal() or not int(size):
+            return {}
+        found[name] = int(size)
+    return found
+
+
+def ranks_of_replica(mesh: Mapping[str, int]) -> int:
+    """So many ranks hold one model: all dimensions but those of the data."""
+    return math.prod(size for name, size in mesh.items() if not name.lower().startswith(_OF_DATA))
+
+
+def learnt(groups: Iterable[Group], rank: int, world_size: int) -> str:
+    """The mesh that a rank's process groups are of, as `pp=2,dp=2`; empty: they are of none, or not of one only.
+
+    Groups of a device mesh carry the name of their dimension. A job that makes no groups at all has replicas only.
+    """
+    dims: dict[str, tuple[int, int]] = {}
+    others = False
+    for group in groups:
+        members = tuple(sorted(group.members))
+        if rank not in members or len(members) == 1:
+            continue
+        _, is_of_mesh, name = group.description.rpartition("mesh_")
+        if is_of_mesh and name:
+            stride = members[1] - members[0]
+            others = others or members != tuple(range(members[0], members[-1] + 1, stride))
+            dims[name] = stride, len(members)
+        else:
+            others = others or len(members) < world_size
+    if not dims:
+        return "" if others else f"dp={world_size}"
+    stride = 1
+    named: list[str] = []
+    for name, (apart, size) in sorted(dims.items(), key=lambda one: one[1]):
+        if apart != stride:
+            return ""  # dimensions that were joined, or not all of them
+        stride *= size
+        named.insert(0, f"{name}={size}")
+    return ",".join(named) if stride == world_size and not others else ""
 
 
 def line(mesh: Mapping[str, int], rank: int, dim: str) -> tuple[int, ...]:

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evertrain.model.replays import Group as Group
+from evertrain.model.replays import Phase
 from evertrain.model.words import counted
-
-Phase = Literal["horizontal", "vertical", "retest", "control"]
 
 REPEATS = 3
 """A phase in which nothing differs, and a re-test, are run so often at most."""
@@ -70,15 +69,6 @@ def divide(nodes: int, nodes_per_replica: int) -> Division:
     return Division(k * nodes_per_replica, replicas // k)
 
 
-class Group(Struct, frozen=True):
-    """Nodes that replay the job together."""
-
-    phase: Phase
-    number: int
-    """Of the group in its phase; in a re-test the position of the node that is tried."""
-    nodes: tuple[str, ...]
-
-
 class Result(Struct, frozen=True):
     """What a group's replay gave. `digest` None: nothing, which is no evidence; it is asked again."""
 
@@ -113,6 +103,11 @@ class Replay(Struct, frozen=True):
         """Empty: there is a conclusion."""
         found = _consider(self)
         return () if isinstance(found, Conclusion) else found
+
+    @property
+    def usual(self) -> str | None:
+        """What healthy groups give; None: that cannot be said."""
+        return _Evidence(self).reference
 
     @property
     def conclusion(self) -> Conclusion | None:
@@ -318,7 +313,7 @@ def _not_found(replay: Replay, seen: _Evidence) -> Conclusion:
     runs = seen.rounds["horizontal"] + seen.rounds["vertical"]
     left = seen.in_odd_groups(seen.unexplained(()))
     if not left:
-        text = f"all groups agree bit by bit in {counted(runs, 'replay')}: what happened did not happen again"
+        text = f"all groups agree bit by bit in {counted(runs, 'replay')}: no node computes otherwise than others"
         return Conclusion(confidence=SURE, because=text)
     text = f"{_odd_ones(replay, seen)}, and no node is in groups of both directions that differ, in {runs} replays"
     return Conclusion(suspects=_names(replay, sorted(left)), confidence=UNSURE, because=text)

@@ -260,6 +260,21 @@ class DiagnoseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """So long may all tests together keep the job from its next start."""
     kind: Literal["auto", "dense", "moe"] = "auto"
     """Of the reference model that all nodes compute: `moe` where the mesh of the job has `ep`."""
+    replay: bool = True
+    """Whether the job's own script is replayed on groups of nodes where nothing else has helped, if it takes part."""
+    replay_budget_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
+    """So long may a replay keep the job from its next start,"""
+    replay_round_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 180.0
+    """... and so long one round of it."""
+    replay_steps: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 3
+    """So many steps does each group train."""
+    replay_layers: Annotated[int, msgspec.Meta(ge=1)] | Literal["auto", "all"] = "auto"
+    """So many layers has its model; `auto`: one a pipeline stage."""
+    replay_repeats: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 3
+    """So often is a phase run at most in which nothing differs, and a suspect tried: more for faults that are rare."""
+    returning: bool = True
+    """Whether an evicted node has to pass tests before it is a standby again, and each standby is tested when it has
+    come; never on a machine on which ranks train."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

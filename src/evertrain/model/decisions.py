@@ -81,11 +81,14 @@ class SensorBlind(Event, frozen=True, kw_only=True):
     evidence: str
 
 
+FailureSource = Literal["exit", "hang", "lost", "metrics", "saves", "verification"]
+
+
 class AttemptFailed(Event, frozen=True, kw_only=True):
     """An attempt has ended, or must end, and somebody has said why."""
 
     incident: int
-    source: Literal["exit", "hang", "lost", "metrics", "saves", "verification"]
+    source: FailureSource
     cause: str
     category: str
     ranks: tuple[int, ...] = ()

@@ -12,8 +12,8 @@ import msgspec
 
 from evertrain.model.record import Record
 
-Symptom = Literal["nccl", "nan", "illegal_access", "crash", "slow"]
-"""By which the tests are chosen."""
+Symptom = Literal["nccl", "nan", "illegal_access", "crash", "slow", "returning"]
+"""By which the tests are chosen; `returning`: nothing was seen, but it has not been tested."""
 
 Outcome = Literal["passed", "failed", "late", "crashed", "absent", "refused", "silent"]
 """As the test programs say it; `silent`: the node has said nothing in time."""
@@ -91,6 +91,7 @@ class StageAsked(Record, frozen=True, kw_only=True):
     stage: int
     """Its number, over all runs of the job."""
     incident: int
+    """0: of no incident, but of the examination that is under way."""
     symptom: Symptom
     name: str
     """Of the test in its suite."""

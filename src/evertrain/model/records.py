@@ -13,9 +13,13 @@ import msgspec
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, VersionKept, VersionProven
 from evertrain.model.clocks import Clock
+from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell
+from evertrain.model.collectives import Component
 from evertrain.model.decisions import ActionName, AnyAction, AnyEvent, Policy
 from evertrain.model.diagnosis import StageAsked, StageDone
+from evertrain.model.exam_records import ExamAsked, ExamOver
 from evertrain.model.record import Record as Record
+from evertrain.model.replays import ReplayAsked, ReplayDone
 from evertrain.model.report import Difference, Identity, RankError
 from evertrain.model.spec import Seats
 from evertrain.model.stacks import LocatedKind
@@ -136,7 +140,7 @@ class RanksEnded(Record, frozen=True, kw_only=True):
     ends: tuple[RankEnd, ...]
 
 
-Source = Literal["exit", "hang", "lost", "signal", "metrics", "verification", "saves"]
+Source = Literal["exit", "hang", "lost", "signal", "metrics", "verification", "saves", "communication"]
 """What an incident was seen by."""
 
 
@@ -162,6 +166,10 @@ class IncidentOpened(Record, frozen=True, kw_only=True):
     """... and the nodes that would have to go with it."""
     captures: tuple[int, ...] = ()
     """By their numbers, in which the stacks can be seen."""
+    component: Component | Literal[""] = ""
+    """What the records of collectives say it is; empty: they were not asked, or name nobody."""
+    links: tuple[tuple[int, int], ...] = ()
+    """Between which ranks it lies, where it is not known which of them it is."""
 
 
 class IncidentCorrected(Record, frozen=True, kw_only=True):
@@ -177,6 +185,9 @@ class IncidentCorrected(Record, frozen=True, kw_only=True):
     evidence: tuple[str, ...]
     source: Source | None = None
     """None: the same."""
+    component: Component | Literal[""] | None = None
+    """... as well as these."""
+    links: tuple[tuple[int, int], ...] | None = None
 
 
 class AttemptEnding(Record, frozen=True, kw_only=True):
@@ -202,6 +213,10 @@ class AttemptEnded(Record, frozen=True, kw_only=True):
     progress: bool
     loss_is_finite: bool = True
     """Of what the ranks reported last."""
+    takes_replays: bool = False
+    """The script has asked whether it is a replay, so it can be replayed."""
+    mesh: str = ""
+    """As read off its process groups; empty: it cannot be."""
 
 
 class PolicyAdopted(Record, frozen=True, kw_only=True):
@@ -231,6 +246,10 @@ class AttemptResumed(Record, frozen=True, kw_only=True):
 
     attempt: int
     resumed_time: float
+    takes_replays: bool = False
+    """As at the attempt's end,"""
+    mesh: str = ""
+    """... which not every attempt comes to."""
 
 
 class IncidentClosed(Record, frozen=True, kw_only=True):
@@ -382,8 +401,15 @@ AnyRecord = (
     | HangCleared
     | CaptureAsked
     | HangLocated
+    | CollectivesOdd
+    | CauseFound
+    | CollectivesWell
     | StageAsked
     | StageDone
+    | ReplayAsked
+    | ReplayDone
+    | ExamAsked
+    | ExamOver
     | StopRequested
     | RestartRequested
     | VersionKept

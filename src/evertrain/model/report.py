@@ -14,6 +14,7 @@ import msgspec
 
 from evertrain.model.activity import RankActivity
 from evertrain.model.code import CodeOrder
+from evertrain.model.collectives import Pulse, Watch
 from evertrain.model.copies import (
     Backup,
     Copy,
@@ -28,6 +29,7 @@ from evertrain.model.copies import (
     UploadReport,
 )
 from evertrain.model.diagnosis import Inspected, InspectOrder
+from evertrain.model.replays import Replayed, ReplaySettings
 from evertrain.model.sensing import SensorState, Sign
 from evertrain.model.stacks import CaptureOrder
 from evertrain.model.windows import WindowOrder
@@ -87,6 +89,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt as one keeper knows it."""
 
     attempt: int
+    """Negative: a round of a replay."""
     phase: Literal["preparing", "prepared", "running", "ended"]
     ranks: tuple[RankReport, ...] = ()
     store_port: int | None = None
@@ -115,6 +118,8 @@ class PageReport(msgspec.Struct, frozen=True, kw_only=True):
     env_changed: bool = False
     saves_failed: int = 0
     """Checkpoints in a row that could not be saved."""
+    takes_replays: bool = False
+    """The script has asked for `evertrain.replay_config()`."""
 
 
 class Compare(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,8 +265,14 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the newest capture that is over here."""
     traced: int = 0
     """Ranks here whose collectives and connections are written down."""
+    pulses: tuple[Pulse, ...] = ()
+    """The last seconds of the ranks that are watched; each is told more than once."""
     inspected: Inspected | None = None
     """What came of the test that `Desired.inspect` asks for: it is left out once the controller has noted it."""
+    replayed: Replayed | None = None
+    """What the newest replay that ranks here take part in has given."""
+    mesh: str = ""
+    """Parallel dimensions of the newest attempt, as read off its process groups; empty: they cannot be."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -310,12 +321,15 @@ class Go(msgspec.Struct, frozen=True, kw_only=True):
     """Of the step to resume, where it comes from the store."""
     store_since: float | None = None
     """Without a step to resume, one that the store has of a life of the job since then will do; None: none will."""
+    replay: ReplaySettings | None = None
+    """It is no attempt but the replay of one: nothing is resumed or saved."""
 
 
 class DesiredAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """What should be with one attempt on one node. Attempts that are not listed should not exist."""
 
     attempt: int
+    """Negative: a round of a replay, in which this node's group is by itself."""
     phase: Literal["prepare", "go", "end"]
     ranks: tuple[int, ...]
     store: bool = False
@@ -374,6 +388,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
     them yet (all numbers but the local ones, addresses, what to resume) is empty here."""
     capture: CaptureOrder | None = None
     """Look at the processes now; None: nothing is asked."""
+    watch: Watch | None = None
+    """Ranks whose seconds are to be told (`NodeReport.pulses`)."""
     windows: tuple[WindowOrder, ...] = ()
     """Read the trace rings now."""
     inspect: InspectOrder | None = None

@@ -6,8 +6,14 @@ An agent's part is packed once, and only whoever looks at it unpacks it: the con
 from __future__ import annotations
 
 import zlib
+from typing import TypeVar
 
 import msgspec
+
+from evertrain.model.collectives import Ends as Ends
+from evertrain.model.collectives import NodeTrace
+
+Part = TypeVar("Part")
 
 MOST_BYTES = 1 << 30
 """Of one node, unpacked."""
@@ -21,6 +27,11 @@ class WindowOrder(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     brief: bool = False
     """Only how far each rank has come: what is so now, and the newest operations of each communicator."""
+    now_s: float = 0.0
+    """Above 0: not the records are wanted but what they come to (`model.collectives.NodeTrace`), of so long until now
+    and of `seconds` before that."""
+    most: int = 256
+    """So many operations of a rank are told one by one, of each of the two."""
 
 
 class RingWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,15 +63,6 @@ class TracedGroup(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     desc: str = ""
     ranks: tuple[int, ...] = ()
-
-
-class Ends(msgspec.Struct, frozen=True, array_like=True):
-    """A connection of a rank, by its addresses."""
-
-    rank: int
-    inode: int
-    own: str
-    peer: str
 
 
 class NodeWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,21 +108,31 @@ class JobWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _node_decoder = msgspec.msgpack.Decoder(NodeWindow)
+_trace_decoder = msgspec.msgpack.Decoder(NodeTrace)
 _job_decoder = msgspec.msgpack.Decoder(JobWindow)
 
 
-def pack(window: NodeWindow) -> bytes:
+def pack(window: NodeWindow | NodeTrace) -> bytes:
     return zlib.compress(_encoder.encode(window), 1)
 
 
 def unpack(packed: bytes) -> NodeWindow:
     """Raises ValueError, in one line."""
+    return _unpacked(packed, _node_decoder)
+
+
+def unpack_trace(packed: bytes) -> NodeTrace:
+    """Where that was wanted. Raises ValueError, in one line."""
+    return _unpacked(packed, _trace_decoder)
+
+
+def _unpacked(packed: bytes, decoder: msgspec.msgpack.Decoder[Part]) -> Part:
     unpacker = zlib.decompressobj()
     try:
         raw = unpacker.decompress(packed, MOST_BYTES)
         if not unpacker.eof:
             raise ValueError("it is cut short, or too large")
-        return _node_decoder.decode(raw)
+        return decoder.decode(raw)
     except (zlib.error, msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"a node's part of a trace that cannot be read: {error}") from error
 

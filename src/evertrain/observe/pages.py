@@ -75,6 +75,8 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoints in a row that could not be saved."""
     env_changed: bool
     """The script changed environment that torch reads while it is imported."""
+    takes_replays: bool = False
+    """The script has asked whether it is a replay."""
 
 
 def read(path: str | os.PathLike[str]) -> tuple[PageView | None, str]:
@@ -227,6 +229,20 @@ class StepReader:
             self._descriptor = -1
 
 
+def step_times(path: str | os.PathLike[str]) -> list[float]:
+    """When the last steps of a rank were over, in order; also of one of which more may yet be told. Empty where there
+    is no page, or one that cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            raw = file.read(layout.SIZE)
+    except OSError:
+        return []
+    if len(raw) < layout.SIZE or _why_unreadable(raw) is not None:
+        return []
+    found = [_step(raw, at) for at in range(layout.STEPS_AT, layout.SIZE, layout.STEP.size)]
+    return sorted(one.time for one in found if one is not None)
+
+
 _COUNT = struct.Struct("@Q")
 
 
@@ -294,6 +310,7 @@ def _view(fields: tuple[Any, ...], metrics: bytes, *, job: str, term: int, attem
         dump_signal=dump_signal,
         saves_failed=saves_failed,
         env_changed=bool(flags & layout.ENV_CHANGED),
+        takes_replays=bool(flags & layout.TAKES_REPLAYS),
     )  # fmt: skip
 
 

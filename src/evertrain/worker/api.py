@@ -18,7 +18,7 @@ class JobInfo:
 
     job: str
     attempt: int
-    """Counts the starts of the job, from 1."""
+    """Counts the starts of the job, from 1; negative in a replay."""
     restart: bool
     """Whether an earlier attempt of this job has run before."""
     resume_step: int | None

@@ -82,8 +82,12 @@ class Checkpointer:
         self._beside = True
         """Whether optimizers' tensors are copied while training goes on."""
         self._repeats = 0
+        self._replays = current is not None and current.replay is not None
+        """Nothing is restored, and nothing is kept."""
+        if self._replays:
+            store = None
         self._store = SharedStore(store, store_every_s, store_every_steps, current) if store is not None else None
-        if current is not None and current.copier is None:
+        if current is not None and current.copier is None and not self._replays:
             current.copier, current.slots = Copier(), RankSlots(current)
 
     def save(self, step: int) -> None:
@@ -104,6 +108,9 @@ class Checkpointer:
         if current is not session.current:
             return  # a child that the rank has forked: the slots and the page are its parent's
         current.finished(step, time.monotonic())
+        if current.replay is not None:
+            current.replay.goes_on()
+            return
         current.enter("save")
         try:
             self._copier.make_way()
@@ -130,6 +137,9 @@ class Checkpointer:
                 return None
             self._put_back_stored(stored)
             return stored.manifest.step
+        if self._replays:
+            self._session.restored(None)
+            return None
         try:
             self._slots.claim(self._state)
         except AnotherState as error:
@@ -163,7 +173,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Return when everything saved is complete, and has its checksums."""
-        if self._session is not None and self._session is session.current:
+        if self._session is not None and self._session is session.current and not self._replays:
             self._copier.finish()
 
     @property

@@ -150,8 +150,9 @@ def _kernel(qualified: str) -> Callable[..., Any] | None:
             latest[get_ident()] = work
             return result
         pending[identity] = (kind, shown, sequence, order, measured, now, place, work)
-        if trace is not None and not _poller.is_awake and not (
-            len(arguments) > async_at and arguments[async_at] is False
+        # a synchronous one is waited for in Python in a moment, as the one before it was
+        if trace is not None and not _poller.is_awake and (
+            len(arguments) <= async_at or arguments[async_at] is not False or len(pending) > 1
         ):  # fmt: skip
             _poller.wake()
         return result

@@ -44,6 +44,8 @@ def install() -> None:
         _settle_pending.append(collectives.settle_pending)
         _see_init_process_group()
         _see_groups()
+    if session.current is not None:
+        session.current.torch_is_there()
 
 
 def installed() -> bool:
@@ -67,7 +69,9 @@ def _before_optimizer_step(optimizer: Any, *_: Any) -> None:
 def _after_optimizer_step(optimizer: Any, *_: Any) -> None:
     current = session.current
     if current is not None:
-        current.optimizer_stepped(id(optimizer))
+        finishes = current.optimizer_stepped(id(optimizer))
+        if current.replay is not None:
+            current.replay.stepped(optimizer, finishes=finishes)
 
 
 def _see_init_process_group() -> None:

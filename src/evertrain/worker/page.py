@@ -67,6 +67,8 @@ ENV_CHANGED = 1
 HAS_LOSS = 2
 HAS_GRAD_NORM = 4
 HAS_TOKENS = 8
+# ... the script has asked whether it is a replay
+TAKES_REPLAYS = 32
 # ... and of a step, beside the last three: more will be known of it, or the next will come
 IS_OPEN = 16
 

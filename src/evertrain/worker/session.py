@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from evertrain.worker.faults import Armed
     from evertrain.worker.operations import Trace
     from evertrain.worker.rank_slots import RankSlots
+    from evertrain.worker.replay import Drill, Recorder
 
 IMPORT_TIME = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "ATEN_CPU_CAPABILITY", "TORCH_LOGS",
@@ -76,6 +77,17 @@ class Session:
             from evertrain.worker import faults
 
             self.faults = faults.arm(given["faults"], given["fired_dir"], rank=self.rank)
+        self.replay: Recorder | None = None
+        """What this rank does in a replay; None: it trains."""
+        if given.get("replay"):
+            from evertrain.worker.replay import Recorder
+
+            self.replay = Recorder(given["replay"])
+        self.drill: Drill | None = None
+        if faults_in_replays := os.environ.get("EVERTRAIN_REPLAY_FAULT"):
+            from evertrain.worker.replay import Drill
+
+            self.drill = Drill(self, faults_in_replays)
         self.steps = StepCounter()
         self.durations = Durations()
         self.failed = False
@@ -111,6 +123,8 @@ class Session:
 
     def enter(self, phase: str) -> None:
         """A declared phase begins; phases nest."""
+        if self.replay is not None:
+            self.replay.goes_on()
         self._count_declared()
         if not self._is_declared and phase not in _USUAL_PHASES:
             self._stage += 1
@@ -161,10 +175,21 @@ class Session:
         written = self.page
         return written.rel_step if written.abs_step < 0 else written.abs_step + written.rel_step - self._known_at
 
-    def optimizer_stepped(self, key: int) -> None:
+    def torch_is_there(self) -> None:
+        """As early as something can be done about it."""
+        if self.replay is not None:
+            from evertrain.worker import replay
+
+            replay.be_repeatable(self.replay.config.seed)
+        if self.drill is not None:
+            self.drill.begin()
+
+    def optimizer_stepped(self, key: int) -> bool:
+        """An optimizer has stepped; whether that finishes a training step."""
         written = self.page
         now = time.monotonic()
-        if self.steps.stepped(key):
+        finishes = self.steps.stepped(key)
+        if finishes:
             written.rel_step += 1
             written.step_s = self.durations.ended(time.monotonic_ns())
             if written.rel_step == 1:
@@ -172,8 +197,11 @@ class Session:
                 self.at("train")
                 written.resumed_time = written.resumed_time or now
             self._remember_step(now, 0.0, 0.0, page.IS_OPEN)
+            if self.drill is not None:
+                self.drill.stepped()
         written.progress_time = now
         written.write(now)
+        return finishes
 
     def finished(self, step: int, now: float) -> None:
         """The script has named `step` as finished. The caller writes the page."""
@@ -232,6 +260,8 @@ class Session:
             self._remember_step(now, written.loss, written.grad_norm, said)
         written.progress_time = now
         written.write(now)
+        if self.replay is not None:
+            self.replay.reported(step, loss, grad_norm)
         if step is not None:
             self.fire("step", step)
 
@@ -261,6 +291,8 @@ class Session:
         """Inside the step that follows the finished ones."""
         self.check_code()
         self.before_change()
+        if self.replay is not None:
+            self.replay.goes_on()
         if self.faults:
             self.faults.reach("step", self.step + 1, optimizer=optimizer, step_s=self.durations.median_s)
 
@@ -281,6 +313,8 @@ def begin(given: dict[str, Any], environment: dict[str, str] | None = None) -> N
     current = session = Session(given, import_time_environment() if environment is None else environment)
     session._show_phase()
     atexit.register(end)
+    if "torch" in sys.modules:
+        session.torch_is_there()
     session.fire("start")
 
 
@@ -298,6 +332,8 @@ def end() -> None:
         session._declared.clear()
         if session.copier is not None:
             session.copier.wait() if session.failed else session.copier.finish()
+        if session.replay is not None and not session.failed:
+            session.replay.goes_on()
         session.at("failed" if session.failed else "exit")
         if session.failed:
             return  # a drill of the exit is meant for a script that has come to its end

@@ -2,10 +2,13 @@
 
 node = fleet.node("node-1", ranks=2)
 done = node.test("compute", size=64)
+
+With `netns` (the name of a network namespace) it lives there.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 Line = dict[str, Any]
+_CLONE_NEWNET = 0x40000000
 
 
 class Done(NamedTuple):
@@ -82,10 +86,10 @@ class Fleet:
         self._open.append(Node(self._path, told))
         return self._open[-1]
 
-    def store(self) -> dict[str, Any]:
+    def store(self, host: str = "127.0.0.1", netns: str = "") -> dict[str, Any]:
         """Where somebody serves a TCPStore, until the fleet is closed."""
-        self._open.append(Node(self._path, {"do": "store"}))
-        return {"host": "127.0.0.1", "port": self._open[-1].ready["port"]}
+        self._open.append(Node(self._path, {"do": "store", "netns": netns}))
+        return {"host": host, "port": self._open[-1].ready["port"]}
 
     def close(self) -> None:
         for one in self._open:
@@ -105,6 +109,12 @@ def server(path: Path) -> Iterator[Path]:
         started.terminate()
         started.wait()
         started.stdout.close()
+
+
+def _enter(netns: str) -> None:
+    with open(f"/run/netns/{netns}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns to {netns}")
 
 
 def _main(path: str) -> None:
@@ -128,7 +138,10 @@ def _main(path: str) -> None:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             descriptor = connection.detach()
-            if b"store" in socket.socket(fileno=os.dup(descriptor)).recv(100, socket.MSG_PEEK):
+            given = json.loads(socket.socket(fileno=os.dup(descriptor)).recv(1 << 16, socket.MSG_PEEK))
+            if given.get("netns"):
+                _enter(given["netns"])
+            if given.get("do") == "store":
                 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
                 os.write(descriptor, json.dumps({"port": store.port}).encode() + b"\n")
                 while os.read(descriptor, 1000):

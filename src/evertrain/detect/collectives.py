@@ -1,0 +1,243 @@
+"""Is communication stuck or slow? A fold over the seconds of a few ranks.
+
+stuck   a rank waits for an operation, and none of its operations has ended for longer than is usual
+slow    operations follow each other at 1.5 times the usual interval, in three windows of a second in a row
+
+Whatever gets stuck looks slow first, to those who only count. So nothing is called slow while any of these ranks stands
+still; and what is compared is the mean interval between ends, which a second in which nothing ends does not change.
+(A median would hide what comes in bursts.)
+
+What is usual is learnt for each communicator, operation and size from seconds in which all was well. It follows what
+becomes faster and is never dragged along by what becomes slower. All that is odd without five good seconds between is
+one episode. An alarm says when something is wrong, not who has begun it: that is asked of all ranks
+(`locate.collectives`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
+
+import msgspec
+
+from evertrain.model.collectives import Pulse, Stream, Symptom
+
+SLOW = 1.5
+ROW = 3
+_AGREE = 2
+"""Ranks that have become slow: it reaches all of them."""
+STILL_S = 2.0
+"""Nothing is stuck sooner,"""
+_STILL_GAPS, _STILL_MARGIN = 3.0, 1.25
+"""... nor before so many times what is usual without an end, or so much more than the longest that was seen."""
+_SILENT_S, _SILENT_GAPS = 0.7, 2.0
+"""A rank without an end for so long, and so many times what is usual, stands still as far as slowness is concerned."""
+_TENTH = 10
+"""Of the seconds of a step many may bring operations in quick succession: usual is the longest time without an end that
+a tenth of the seconds has."""
+_KNOWN = 10
+"""Seconds from which on it is known what is usual."""
+_EVERY = 5
+"""... and that is worked out anew."""
+_RECENT = 60
+_GAPS = 240
+_DEVIATIONS = 4.0
+"""Where intervals vary by nature, slow is what is above them by so many standard deviations."""
+_MAD = 1.4826
+QUIET_S = 5.0
+"""TCP needs about as long to recover."""
+_FRESH_S = 3.0
+_MOST_STREAMS = 4096
+
+
+class Alarm(msgspec.Struct, frozen=True, kw_only=True):
+    """Something is wrong. The same episode may bring a second one: what seemed slow is stuck."""
+
+    episode: int
+    symptom: Symptom
+    rank: int
+    """That showed it; it is hardly ever the one that has begun it."""
+    for_s: float
+    """It has lasted at least so long."""
+    evidence: str
+
+
+class Trigger:
+    """Of one attempt."""
+
+    def __init__(self) -> None:
+        self._usual: dict[tuple[str, str, int], _Usual] = {}
+        self._gaps: deque[float] = deque(maxlen=_GAPS)
+        self._usual_gap_s = 0.0
+        self._learnt = 0
+        self._ranks: dict[int, _Rank] = {}
+        self._episodes = 0
+        self._odd_time = 0.0
+        self.symptom: Symptom | None = None
+        """Of the episode that lasts."""
+
+    @property
+    def episode(self) -> int | None:
+        return self._episodes if self.symptom is not None else None
+
+    def take(self, pulses: Iterable[Pulse], now: float, *, declared: bool = False) -> Alarm | None:
+        """What newer seconds show, each given once; `declared`: any rank is in a phase that explains them."""
+        found: Alarm | None = None
+        for pulse in sorted(pulses, key=lambda one: one.number):
+            rank = self._ranks.setdefault(pulse.rank, _Rank())
+            if pulse.number <= rank.number:
+                continue
+            rank.number, rank.time, rank.still_s = pulse.number, now, pulse.still_s
+            if declared or pulse.phase:
+                rank.is_back, rank.row, rank.still_s = False, 0, None
+                continue
+            found = self._judge(rank, pulse, now) or found
+        if self.symptom is not None and now - self._odd_time >= QUIET_S:
+            self.symptom = None
+            for rank in self._ranks.values():
+                rank.row = 0
+        return found
+
+    def forget(self, watched: Iterable[int]) -> None:
+        """Only these ranks are watched from now on."""
+        kept = set(watched)
+        self._ranks = {number: rank for number, rank in self._ranks.items() if number in kept}
+
+    # --- one second of one rank
+
+    def _judge(self, rank: _Rank, pulse: Pulse, now: float) -> Alarm | None:
+        if not rank.is_back:
+            # the first second after a declared phase, or of all: its intervals are of another kind
+            if pulse.streams:
+                rank.is_back = True
+            rank.still_s = None
+            return None
+        if (stuck := self._stuck(pulse)) is not None:
+            self._odd_time = now
+            return self._alarm("stuck", pulse.rank, pulse.still_s or 0.0, stuck)
+        if len(self._gaps) < _KNOWN:
+            self._learn(pulse)
+            return None
+        if self._stands_still(now):
+            # one that has stood still is not well as soon as it moves
+            self._odd_time = now if self.symptom is not None else self._odd_time
+            return None
+        judged = [(one, usual) for one in pulse.streams if (usual := self._known(one)) is not None]
+        slow = [(one, usual) for one, usual in judged if one.interval_s >= usual.limit_s]
+        if not judged:
+            self._learn(pulse)
+            return None
+        if 2 * len(slow) < len(judged):
+            rank.row = 0
+            self._learn(pulse)
+            return None
+        rank.row += 1
+        rank.row_time = rank.row_time if rank.row > 1 else now
+        if self.symptom is not None:
+            self._odd_time = now
+        if rank.row < ROW or sum(one.row >= ROW for one in self._ranks.values()) < min(_AGREE, len(self._ranks)):
+            return None
+        self._odd_time = now
+        return self._alarm("slow", pulse.rank, now - rank.row_time + 1.0, _slower(pulse, slow))
+
+    def _stuck(self, pulse: Pulse) -> str | None:
+        if pulse.still_s is None or not pulse.in_flight or len(self._gaps) < _KNOWN:
+            return None
+        usual_s = self._usual_gap_s
+        if pulse.still_s < max(STILL_S, _STILL_GAPS * usual_s, _STILL_MARGIN * max(self._gaps)):
+            return None
+        return (
+            f"rank {pulse.rank} waits, and no operation of it has ended for {pulse.still_s:.1f} s; usually it takes "
+            f"{usual_s:.2f} s at most from one to the next"
+        )
+
+    def _stands_still(self, now: float) -> bool:
+        """Whether any rank finishes nothing: then it is too early to say that anything is slow."""
+        limit_s = max(_SILENT_S, _SILENT_GAPS * self._usual_gap_s)
+        return any(
+            one.still_s is not None and one.still_s > limit_s and now - one.time < _FRESH_S
+            for one in self._ranks.values()
+        )
+
+    def _known(self, stream: Stream) -> _Usual | None:
+        found = self._usual.get((stream.comm, stream.op, stream.bucket))
+        return found if found is not None and found.is_known and stream.ended else None
+
+    def _learn(self, pulse: Pulse) -> None:
+        if self.symptom is not None:
+            return
+        if pulse.longest_s > 0:
+            self._gaps.append(pulse.longest_s)
+            self._learnt += 1
+            if len(self._gaps) <= _KNOWN or self._learnt % _EVERY == 0:
+                ordered = sorted(self._gaps)
+                self._usual_gap_s = ordered[-1 - len(ordered) // _TENTH]
+        for one in pulse.streams:
+            key = (one.comm, one.op, one.bucket)
+            usual = self._usual.get(key)
+            if usual is None:
+                if len(self._usual) >= _MOST_STREAMS:
+                    del self._usual[next(iter(self._usual))]
+                usual = self._usual[key] = _Usual()
+            if one.ended and one.interval_s > 0:
+                usual.take(one.interval_s)
+
+    def _alarm(self, symptom: Symptom, rank: int, for_s: float, evidence: str) -> Alarm | None:
+        if self.symptom == symptom or self.symptom == "stuck":
+            return None
+        if self.symptom is None:
+            self._episodes += 1
+        self.symptom = symptom
+        return Alarm(episode=self._episodes, symptom=symptom, rank=rank, for_s=for_s, evidence=evidence)
+
+
+class _Rank:
+    """What is remembered of a rank that is watched."""
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.time = 0.0
+        self.still_s: float | None = None
+        self.row = 0
+        """Slow seconds in a row; those that say nothing are left out."""
+        self.row_time = 0.0
+        """When the first of them was over."""
+        self.is_back = False
+
+
+class _Usual:
+    """The interval between operations of one kind."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._taken = 0
+        self.usual_s = 0.0
+        self._spread = 0.0
+
+    def take(self, interval_s: float) -> None:
+        """Of a second in which all was well."""
+        self._recent.append(interval_s)
+        self._taken += 1
+        if self._taken < _KNOWN or self._taken % _EVERY:
+            return
+        middle_s = median(self._recent)
+        self._spread = _MAD * median(abs(one - middle_s) for one in self._recent) / middle_s
+        if not self.usual_s or middle_s < self.usual_s:
+            self.usual_s = middle_s
+
+    @property
+    def is_known(self) -> bool:
+        return self.usual_s > 0
+
+    @property
+    def limit_s(self) -> float:
+        return self.usual_s * max(SLOW, 1 + _DEVIATIONS * self._spread)
+
+
+def _slower(pulse: Pulse, slow: list[tuple[Stream, _Usual]]) -> str:
+    one, usual = max(slow, key=lambda pair: pair[0].interval_s / pair[1].usual_s)
+    return (
+        f"rank {pulse.rank} has ended one {one.op} every {one.interval_s * 1e3:.0f} ms for {ROW} s, usually every "
+        f"{usual.usual_s * 1e3:.0f} ms"
+    )

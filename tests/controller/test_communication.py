@@ -1,0 +1,198 @@
+"""Who watches the collectives of a job? A real conductor; its agents are this test, the ranks play in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from evertrain.controller import conductor as conducting
+from evertrain.controller import views
+from evertrain.controller.communication import COLLECT_S, of_window
+from evertrain.controller.conductor import Conductor
+from evertrain.controller.store import EventStore
+from evertrain.model.collectives import NodeTrace, Pulse
+from evertrain.model.report import Desired, Report
+from evertrain.model.windows import JobWindow, NodePart, WindowOrder, pack
+from support.collective_faults import asleep, link_down
+from support.collectives import Fault, Job
+from support.world import World
+
+START = 14.0
+
+
+async def until(condition: Callable[[], object], what: str, within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+class Watching:
+    """A job of two nodes with two ranks each."""
+
+    def __init__(self, world: World, conductor: Conductor) -> None:
+        self.world, self.conductor = world, conductor
+        self.orders: dict[str, Desired] = {}
+        self.job = Job({"dp": 4})
+        self.silent: set[str] = set()
+        self.answered: list[WindowOrder] = []
+        for node in world.nodes:
+            conductor.connect(node, lambda order, node=node: self.orders.__setitem__(node, order))  # type: ignore[misc]
+
+    def play(self, fault: Fault, seconds: float) -> None:
+        self.job = Job({"dp": 4}, fault=fault).run(seconds)
+
+    async def watched(self) -> dict[str, tuple[int, ...]]:
+        await until(lambda: any(order.watch for order in self.orders.values()), "somebody is watched")
+        return {node: order.watch.ranks for node, order in self.orders.items() if order.watch is not None}
+
+    def tell(self, pulses: list[Pulse], *, phase: str = "train") -> None:
+        for node in self.world.nodes.values():
+            report = self.world.report(node)
+            mine = [one for one in pulses if self.node_of(one.rank) == node.name]
+            pages = tuple(replace(page, phase=phase) for page in report.pages)
+            report = replace(report, pulses=tuple(mine), pages=pages)
+            spec = self.world.spec
+            self.conductor.hear(
+                Report(job=spec.job, run_id=spec.run_id, term=1, time=self.conductor.now(), report=report)
+            )
+
+    def node_of(self, rank: int) -> str:
+        return f"node-{rank // 2}"
+
+    async def seconds(self, until_s: float, *, phase: str = "train") -> float | None:
+        """Each second is told; when an episode has begun, its second is returned."""
+        watched = [rank for ranks in (await self.watched()).values() for rank in ranks]
+        for second, pulses in self.job.pulses(watched, until_s):
+            self.tell(pulses, phase=phase)
+            await asyncio.sleep(0.02)
+            if self.conductor.state.communication is not None:
+                return second
+        return None
+
+    async def answer(self, second: float) -> WindowOrder:
+        """All agents that are not silent say what their rings come to."""
+
+        def asked() -> WindowOrder | None:
+            orders = [one for order in self.orders.values() for one in order.windows]
+            return next((one for one in orders if one.now_s and one not in self.answered), None)
+
+        await until(asked, "all ranks are looked at")
+        order = asked()
+        assert order is not None
+        self.answered.append(order)
+        looks = self.job.look(second, now_s=order.now_s, before_s=order.seconds)
+        for name in self.world.nodes:
+            mine = [look for look in looks if self.node_of(look.ranks[0].rank) == name]
+            if name in self.silent:
+                continue
+            ranks = tuple(replace(look.ranks[0], node=name) for look in mine)
+            trace = NodeTrace(
+                number=order.number, attempt=1, node=name, time=time.time(), ranks=ranks,
+                communicators=self.job.communicators(),
+            )  # fmt: skip
+            assert self.conductor.windows.take(order.number, name, pack(trace)) is None
+        return order
+
+
+@pytest.fixture
+async def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watching]:
+    monkeypatch.setattr(conducting, "_SILENT_HEARTBEATS", 1e6)
+    world = World(mesh="dp=4")
+    world.turns()
+    world.train(3)
+    world.turns()
+    world.spec = replace(world.spec, run_dir=str(tmp_path), database=str(tmp_path / "events.db"), mesh="dp=4")
+    store = EventStore(tmp_path / "events.db")
+    conductor = Conductor(world.spec, world.state, store)
+    for node in world.nodes.values():
+        assert node.heard is not None
+        conductor._nodes[node.name] = replace(node.heard, connected=True)
+        conductor._heard[node.name] = time.monotonic()
+    running = asyncio.create_task(conductor.run())
+    yield Watching(world, conductor)
+    assert not running.done(), "nothing of this may end the conductor"
+    running.cancel()
+    await asyncio.to_thread(store.close)
+
+
+async def test_one_rank_of_a_group_is_watched_and_a_fault_of_another_is_found(watching: Watching) -> None:
+    assert await watching.watched() == {"node-0": (0,)}
+    watching.play(asleep(2), START + 8.0)
+    second = await watching.seconds(START + 8.0)
+    assert second is not None and START < second <= START + 4.0
+    await watching.answer(second)
+    await until(lambda: views.incidents(watching.conductor.state), "an incident")
+    (incident,) = views.incidents(watching.conductor.state)
+    assert (incident["cause"], incident["ranks"]) == ("communication stuck (outside)", [2])
+    assert incident["action"] == "tolerate" and incident["open"]
+    found = watching.conductor.state.communication
+    assert found is not None and found.found is not None and found.found.seconds < 5.0
+    assert found.found.cause.time == pytest.approx(time.time() - (second - START), abs=10.0)
+
+
+async def test_a_node_that_cannot_answer_is_not_waited_for(watching: Watching) -> None:
+    """The one whose link is down cannot be asked, and is named by the connections of the others."""
+    watching.play(link_down(3), START + 8.0)
+    watching.silent = {"node-1"}
+    second = await watching.seconds(START + 8.0)
+    assert second is not None
+    began = time.monotonic()
+    await watching.answer(second)
+    await until(lambda: views.incidents(watching.conductor.state), "an incident")
+    assert time.monotonic() - began < COLLECT_S + 3.0
+    (incident,) = views.incidents(watching.conductor.state)
+    assert incident["ranks"] == [3] and incident["component"] == "network", incident
+
+
+async def test_a_healthy_job_is_not_looked_at(watching: Watching) -> None:
+    watching.play(Fault(), 30.0)
+    assert await watching.seconds(30.0) is None
+    assert not any(order.windows for order in watching.orders.values())
+    assert len(watching.conductor.communication.watched) == 1
+
+
+async def test_what_is_declared_is_waited_for(watching: Watching) -> None:
+    watching.play(asleep(2), START + 8.0)
+    assert await watching.seconds(START + 8.0, phase="evaluate") is None
+
+
+async def test_it_is_over_when_it_is_over(watching: Watching) -> None:
+    fault = Fault(start=START, stop=START + 3.0, ranks=(2,), own=lambda _now, usual, _tag: usual + 3.0)
+    watching.play(fault, 40.0)
+    second = await watching.seconds(40.0)
+    assert second is not None
+    await watching.answer(second)
+    await until(lambda: views.incidents(watching.conductor.state), "an incident")
+    watched = list(watching.conductor.communication.watched)
+    later = [pulses for at, pulses in watching.job.pulses(watched, 40.0) if at > second]
+    for pulses in later:
+        watching.tell(pulses)
+        await asyncio.sleep(0.0)
+    deadline = time.monotonic() + 20.0
+    while watching.conductor.state.communication is not None:
+        assert time.monotonic() < deadline
+        watching.tell(later[-1])  # time goes on
+        await asyncio.sleep(0.1)
+    await until(lambda: not views.incidents(watching.conductor.state)[0]["open"], "it is closed")
+    assert len(views.incidents(watching.conductor.state)) == 1
+
+
+def test_connections_between_nodes_are_put_together_and_times_are_ours() -> None:
+    job = Job({"dp": 4}, fault=link_down(3), skew_s=2.0).run(START + 3.0)
+    looks = job.look(START + 2.5, now_s=3.0)
+    parts = []
+    for look in looks:
+        offset_s = -job.offsets[look.ranks[0].rank]
+        parts.append(NodePart(node=look.node, offset_s=offset_s, bound_s=0.05, packed=pack(look)))
+    parts.append(NodePart(node="node-9", packed=b"broken"))
+    window = JobWindow(job="job", number=1, attempt=1, seconds=12.0, time=0.0, parts=tuple(parts), missing=())
+    found = of_window(window, None, {rank: f"node-{rank}" for rank in range(4)})
+    assert (found.ranks, found.symptom) == ((3,), "stuck")
+    assert found.time == pytest.approx(START, abs=0.5) and found.bound_s == 0.05
+    assert "node-9" in found.blind[-1]

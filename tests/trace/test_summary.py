@@ -163,7 +163,9 @@ def test_processes_and_connections() -> None:
     host = np.zeros(50, layout.dtype("host"))
     host["t"], host["dt_us"], host["carrier"] = [int((20 + one / 10) * NS) for one in range(1, 51)], 100_000, 1
     host["state"] = [ord("T") if 20 <= one < 50 else ord("S") for one in range(50)]
-    host["delay_us"] = [562_000 if one >= 20 else 1_000 for one in range(50)]
+    # of many threads it is not asked each time
+    host["delay_us"] = [layout.UNSEEN if one % 2 else 1_124_000 if one >= 20 else 2_000 for one in range(50)]
+    host["cpu_us"] = [layout.UNSEEN if one % 5 else 100_000 for one in range(50)]
     flow = np.zeros(100, layout.dtype("flow"))
     flow["t"], flow["dt_us"], flow["peer"] = np.repeat(host["t"], 2), 100_000, 4
     flow["inode"] = [11, 12] * 50
@@ -174,6 +176,7 @@ def test_processes_and_connections() -> None:
     assert now is not None and before is not None
     assert (now.samples, now.stopped, before.samples, before.stopped) == (30, 30, 20, 0)
     assert now.delay_s / now.seconds == pytest.approx(5.62) and found.state == "stopped"
+    assert now.cpu_s / now.seconds == pytest.approx(0.2)
     (sends,) = found.now.flows
     assert (sends.peer, sends.sent, sends.acked, sends.backoff, sends.rqueue) == (4, 60_000, 54_000, 3, 10)
     assert sends.busy == pytest.approx(0.6) and sends.notsent == pytest.approx(8000, abs=2)

@@ -1,4 +1,4 @@
-"""`evertrain trace`: what do ranks communicate, and how does that go? live, export, query.
+"""`evertrain trace`: what do ranks communicate, and how does that go? live, export, query, rca.
 
 Exit code 0: shown or written; 1: there is nothing to show, or nobody answers; 2: wrong usage.
 """
@@ -16,6 +16,7 @@ COMMANDS = {
     "live": "groups of ranks, how far each has come, and who lags behind",
     "export": "the last seconds as a file for Perfetto or Chrome, or as Parquet",
     "query": "ask the last seconds in SQL",
+    "rca": "communication is stuck or slow: who has begun it, and along which way do the others wait for it?",
 }
 HELP = """usage: evertrain trace COMMAND [flags]
 

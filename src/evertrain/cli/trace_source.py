@@ -13,6 +13,7 @@ from evertrain.cli.registry import KnownJob
 from evertrain.model.errors import TroubleError, UsageError
 
 if TYPE_CHECKING:
+    from evertrain.model.windows import JobWindow
     from evertrain.trace.scene import Scene
 
 ANSWER_S = 10.0
@@ -51,22 +52,31 @@ def scene(args: Any) -> Scene:
     raise TroubleError(f"job {job.job} does not run any more, and its rings went with it{names}")
 
 
-def seconds_of(text: str) -> float:
+def seconds_of(text: str, flag: str = "--seconds") -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 3600:
-        raise UsageError(f"--seconds {text}: a number above 0, at most 3600")
+        raise UsageError(f"{flag} {text}: a number above 0, at most 3600")
     return seconds
 
 
 def window(job: KnownJob, seconds: float, *, brief: bool = False) -> Scene:
     """What the rings of a living job hold now."""
-    from evertrain.model import windows
     from evertrain.trace import scene as scenes
 
-    wish = {"seconds": seconds, "brief": brief}
+    found = fetched(job, {"seconds": seconds, "brief": brief})
+    try:
+        return _checked(scenes.of_window(found), job.job)
+    except ValueError as error:
+        raise TroubleError(f"job {job.job}: {error}") from error
+
+
+def fetched(job: KnownJob, wish: dict[str, Any]) -> JobWindow:
+    """What the agents of a living job send when they are asked this."""
+    from evertrain.model import windows
+
     number = int(look.tell(job, "/v1/windows", wish, "shows no trace")["window"])
     deadline, waits = time.monotonic() + ANSWER_S, "its controller"
     while time.monotonic() < deadline:
@@ -74,7 +84,7 @@ def window(job: KnownJob, seconds: float, *, brief: bool = False) -> Scene:
             with client.of_run_dir(job.run_dir, _LARGE_S) as controller:
                 content = controller.get_bytes(f"/v1/windows/{number}")
             if not content.startswith(b"{"):
-                return _checked(scenes.of_window(windows.decode(content)), job.job)
+                return windows.decode(content)
             waits = ", ".join(json.loads(content)["waits_for"][:8]) or waits
         except client.Refused as refused:
             raise TroubleError(f"job {job.job} shows no trace: {refused.reason}") from refused

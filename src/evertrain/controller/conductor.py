@@ -264,9 +264,9 @@ class Conductor:
         attempt = self._state.active
         return attempt is not None and asked.attempt == attempt.number and asked.time >= self._state.term_time
 
-    def request_window(self, seconds: float, *, brief: bool) -> int | None:
+    def request_window(self, seconds: float, *, brief: bool, now_s: float = 0.0) -> int | None:
         """Have all trace rings of the newest attempt read: the number of what will come; None: that cannot be now."""
-        return self.windows.ask(self._state, self.now(), seconds=seconds, brief=brief)
+        return self.windows.ask(self._state, self.now(), seconds=seconds, brief=brief, now_s=now_s)
 
     def _note(self, record: HangLocated | CollectivesOdd | CauseFound | CollectivesWell) -> None:
         self._inbox.append(replace(record, time=self.now()))

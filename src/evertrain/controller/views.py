@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
 
 from evertrain.controller import check_views, code_views, ledger, node_views, sensor_views
@@ -371,6 +372,7 @@ def _incident(state: JobState, incident: Incident) -> dict[str, Any]:
         "nodes": list(opened.nodes),
         "links": [list(link) for link in opened.links],
         "component": opened.component,
+        "path": msgspec.to_builtins(opened.path),
         "action": _action(incident, led_to),
         "from_version": led_to.parent if led_to is not None else None,
         "to_version": led_to.version if led_to is not None else None,

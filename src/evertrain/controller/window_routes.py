@@ -1,6 +1,8 @@
 """How does whoever looks at a job get the last seconds of its trace rings?
 
-POST /v1/windows                  {"seconds": 10}: 202 with the number; {"brief": true}: only how far each rank has come
+POST /v1/windows                  {"seconds": 10}: 202 with the number; {"brief": true}: only how far each rank has
+                                  come;
+                                  {"now_s": 5}: what that comes to, of so long and of `seconds` before
 GET  /v1/windows/{number}         202 while nodes are waited for, then MessagePack of a `JobWindow`
 PUT  /v1/windows/{number}/{node}  an agent: its part, packed
 """
@@ -20,6 +22,7 @@ from evertrain.model.windows import encode
 class _Wish(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float = 10.0
     brief: bool = False
+    now_s: float = 0.0
 
 
 def routes(conductor: Conductor) -> list[web.RouteDef]:
@@ -30,7 +33,9 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
             return wrong(400, str(error))
         if not 0 < wish.seconds <= windows.MOST_SECONDS:
             return wrong(400, f"seconds: {wish.seconds:g} is not above 0 and at most {windows.MOST_SECONDS:g}")
-        number = conductor.request_window(wish.seconds, brief=wish.brief)
+        if not 0 <= wish.now_s <= windows.MOST_SECONDS:
+            return wrong(400, f"now_s: {wish.now_s:g} is below 0 or above {windows.MOST_SECONDS:g}")
+        number = conductor.request_window(wish.seconds, brief=wish.brief, now_s=wish.now_s)
         if number is None:
             return wrong(503, "no attempt has begun yet, or others look at the trace just now")
         return web.json_response({"window": number}, status=202)

@@ -77,7 +77,7 @@ def apply(state: JobState, record: AnyRecord) -> JobState:
         case r.IncidentCorrected():
             incident = state.incidents[record.incident]
             fields = {name: getattr(record, name) for name in record.__struct_fields__ if name != "time"}
-            for name in ("source", "component", "links"):
+            for name in ("source", "component", "links", "path"):
                 if fields[name] is None:
                     fields[name] = getattr(incident.opened, name)
             opened = replace(incident.opened, **fields)

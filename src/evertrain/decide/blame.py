@@ -13,7 +13,7 @@ import msgspec
 from evertrain.decide.state import Attempt, Incident, JobState
 from evertrain.detect import exits
 from evertrain.model import records as r
-from evertrain.model.collectives import Component
+from evertrain.model.collectives import Component, Step
 from evertrain.model.stacks import LocatedKind
 from evertrain.model.words import counted
 
@@ -36,8 +36,9 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     group_nodes: tuple[str, ...] = ()
     captures: tuple[int, ...] = ()
     component: Component | Literal[""] = ""
-    """What the records of collectives say it is; `links` as in `IncidentOpened`."""
+    """What the records of collectives say it is; `links` and `path` as in `IncidentOpened`."""
     links: tuple[tuple[int, int], ...] = ()
+    path: tuple[Step, ...] = ()
 
     def differs(self, opened: r.IncidentOpened) -> bool:
         return (self.cause, self.ranks, self.nodes, self.evidence) != (
@@ -61,6 +62,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
             source=self.source,
             component=self.component,
             links=self.links,
+            path=self.path,
         )
 
 
@@ -150,6 +152,7 @@ def _as_opened(incident: Incident) -> Blame:
         evidence=opened.evidence,
         component=opened.component,
         links=opened.links,
+        path=opened.path,
     )
 
 

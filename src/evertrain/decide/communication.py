@@ -87,6 +87,7 @@ def verdict_of(seen: Communication, cause: RootCause) -> Blame:
         evidence=(*cause.evidence, *_between(cause)),
         component=cause.component,
         links=(cause.link,) if cause.link is not None else (),
+        path=cause.path,
     )
 
 
@@ -102,6 +103,7 @@ def of_hang(seen: Blame, cause: RootCause) -> Blame:
         evidence=tuple(dict.fromkeys((*cause.evidence, *_between(cause), *seen.evidence))),
         component=cause.component,
         links=(cause.link,) if cause.link is not None else (),
+        path=cause.path,
     )
 
 

@@ -58,4 +58,5 @@ def opened(
         captures=verdict.captures,
         component=verdict.component,
         links=verdict.links,
+        path=verdict.path,
     )

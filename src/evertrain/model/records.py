@@ -14,7 +14,7 @@ from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, ChangeAsked, ChangeDropped, VersionKept, VersionProven
 from evertrain.model.clocks import Clock
 from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell
-from evertrain.model.collectives import Component
+from evertrain.model.collectives import Component, Step
 from evertrain.model.decisions import ActionName, AnyAction, AnyEvent, Policy
 from evertrain.model.diagnosis import StageAsked, StageDone
 from evertrain.model.exam_records import ExamAsked, ExamOver
@@ -170,6 +170,8 @@ class IncidentOpened(Record, frozen=True, kw_only=True):
     """What the records of collectives say it is; empty: they were not asked, or name nobody."""
     links: tuple[tuple[int, int], ...] = ()
     """Between which ranks it lies, where it is not known which of them it is."""
+    path: tuple[Step, ...] = ()
+    """Along which the others wait for them."""
 
 
 class IncidentCorrected(Record, frozen=True, kw_only=True):
@@ -188,6 +190,7 @@ class IncidentCorrected(Record, frozen=True, kw_only=True):
     component: Component | Literal[""] | None = None
     """... as well as these."""
     links: tuple[tuple[int, int], ...] | None = None
+    path: tuple[Step, ...] | None = None
 
 
 class AttemptEnding(Record, frozen=True, kw_only=True):

@@ -41,7 +41,8 @@ _SEND, _RECV, _RECV_ANY = (layout.OPS.index(name) for name in ("send", "recv", "
 _STATES: dict[str, ProcessState] = {
     "T": "stopped", "t": "stopped", "D": "uninterruptible", "Z": "ended", "X": "ended",
 }  # fmt: skip
-_LATELY_S = 0.35
+_LATELY_S = 1.05
+"""Of a process with many threads it is seen twice a second what it has used."""
 _IDLE_CORES = 0.1
 
 
@@ -306,7 +307,7 @@ def _host(rows: Rows, start_ns: int, end_ns: int) -> Host | None:
     letters = [chr(one) for one in rows["state"].tolist()]
 
     def total(name: str) -> int:
-        return int(rows[name].sum())
+        return int(rows[name][rows[name] != layout.UNSEEN].sum())
 
     return Host(
         seconds=total("dt_us") / 1e6,
@@ -337,7 +338,8 @@ def _cores(rows: Rows) -> float:
     if not len(rows):
         return 0.0
     rows = _within(rows, int(rows["t"][-1]) - int(_LATELY_S * _NS), int(rows["t"][-1]))
-    return float(rows["cpu_us"].sum()) / max(float(rows["dt_us"].sum()), 1.0)
+    used = rows["cpu_us"][rows["cpu_us"] != layout.UNSEEN]
+    return float(used.sum()) / max(float(rows["dt_us"].sum()), 1.0)
 
 
 def _flows(rows: Rows, start_ns: int, end_ns: int) -> tuple[Flow, ...]:

@@ -316,9 +316,10 @@ def main() -> int:
     left = [name for name in parts if name not in done]
     failed = False
     for name in left[: options.parts]:
-        began = time.monotonic()
         try:
-            part = {"part": name} | parts[name]()
+            with beds.alone():
+                began = time.monotonic()
+                part = {"part": name} | parts[name]()
         except (NotMeasured, RuntimeError, OSError) as error:
             print(f"{name}: NOT MEASURED: {error}", flush=True)
             failed = True

@@ -11,6 +11,7 @@ a bed leaves behind whose process was killed. With its process its machines end 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import secrets
@@ -208,6 +209,19 @@ def made(ranks: int = RANKS, priority: int = 0) -> Iterator[tuple[Bed, list[Mach
             machine.end()
         clear(bed)
         note.unlink()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No other measurement on a bed runs beside this block: it waits for the one that does."""
+    NOTES.mkdir(exist_ok=True)
+    with (NOTES / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another measurement is running on this machine: waiting for its end", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def clear_dead() -> None:

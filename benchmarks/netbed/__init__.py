@@ -1,0 +1,1 @@
+"""A small cluster on one machine, whose network and processors can be hurt. See `bed`."""

@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 AGAIN  := --reruns 1 -rR
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint types unit system test test-all clean
+.PHONY: help install demo lint types unit system test test-nccl test-all clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ unit: install ## tests without a real job
 
 system: install ## tests that start real jobs; a sample of each matrix
 	$(PYTEST) tests/system -m 'not matrix' $(AGAIN)
+
+test-nccl: install ## the NCCL plugin: a driver that plays NCCL, every trap, valgrind and ThreadSanitizer where they are
+	$(PYTEST) tests/trace/test_nccl_*.py tests/agent/test_nccl_trace.py tests/locate/test_nccl_heads.py $(AGAIN)
 
 test: lint types unit system ## all of the above: what must hold before a change lands
 

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import psutil
 
@@ -143,7 +142,7 @@ def _heads(run_folder: Path) -> dict[str, int]:
     return found
 
 
-def figures(watched: Watched, hook_us: float) -> dict[str, Any]:
+def figures(watched: Watched, hook_us: float) -> dict[str, float]:
     return {
         "sampler_core_fraction": watched.sampler_core_fraction,
         "bytes_per_rank_second": watched.bytes_per_rank_second,

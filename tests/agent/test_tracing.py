@@ -197,6 +197,18 @@ def test_an_agent_that_is_started_again_goes_on_in_the_same_rings(world: World) 
     assert after.last > before and after.missed == 0 and len(after) == after.last
 
 
+def test_what_a_rank_says_of_its_trace_is_told(world: World) -> None:
+    world.start(0.0)
+    assert [world.says(), world.says()] == ["inside", "out"]
+    lines = ["trace: collectives in a CUDA graph are not seen", "stacks by a signal: no signal is free"]
+    groups = Path(contact.groups_path(str(world.page_path(ATTEMPT, RANK))))
+    groups.write_text("".join(json.dumps({"blind": line}) + "\n" for line in lines))
+    tracing = world.agent()
+    tracing.tick()
+    tracing.tick()
+    assert tracing.blind == (f"rank {RANK}: collectives in a CUDA graph are not seen",)
+
+
 def test_connections_carry_the_group_that_they_were_opened_for(world: World) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     script = (

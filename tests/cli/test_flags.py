@@ -28,6 +28,7 @@ OWN = {
     "detach",
     "grace",
     "print_config",
+    "no_nccl_trace",
     "token_file",
     "code",
 }

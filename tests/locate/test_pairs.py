@@ -193,3 +193,29 @@ def test_a_node_that_loses_packets_towards_everybody_is_no_bad_link() -> None:
     verdict, results = play(names(6), measure)
     assert (verdict.nodes, verdict.links) == (("n2",), ())
     assert pairs.judge(names(6), results, 0.0).nodes == (), "where numbers were wrong loss is no evidence"
+
+
+def test_where_all_lose_packets_nobody_is_named() -> None:
+    def measure(pair: Pair) -> PairResult:
+        return PairResult(pair=pair, bytes_s=GOOD, resent=0.01 + 0.004 * ("n2" in pair))
+
+    verdict, _ = play(names(6), measure)
+    assert (verdict.nodes, verdict.links, verdict.evidence) == ((), (), ())
+
+
+def test_pairs_that_are_late_once_accuse_nobody() -> None:
+    seen: list[Pair] = []
+
+    def measure(pair: Pair) -> PairResult:
+        is_first = pair not in seen
+        seen.append(pair)
+        is_late = is_first and "n2" in pair
+        return (
+            PairResult(pair=pair, failure="late: not within 20 s") if is_late else PairResult(pair=pair, bytes_s=GOOD)
+        )
+
+    verdict, results = play(names(6), measure)
+    assert (verdict.nodes, verdict.links) == ((), ())
+    first = [one for at, one in enumerate(results) if one.pair not in [other.pair for other in results[:at]]]
+    assert pairs.judge(names(6), first).nodes == (), "measured once only"
+    assert set(pairs.judge(names(6), first).undecided) == {"n2"}

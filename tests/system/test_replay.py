@@ -31,7 +31,7 @@ def run(start_job: StartJob, *args: str, fault: str = "") -> Job:
 @pytest.fixture(autouse=True)
 def config(tmp_path: Any) -> None:
     """No repetition, so that a job whose nodes are well is not replayed for long."""
-    (tmp_path / "config.yaml").write_text("diagnose: {budget_s: 60, replay_repeats: 1}\n")
+    (tmp_path / "config.yaml").write_text("diagnose: {budget_s: 30, replay_repeats: 1}\n")
 
 
 def not_finite(job: Job) -> list[dict[str, Any]]:
@@ -43,10 +43,10 @@ def phases(incident: dict[str, Any]) -> list[str]:
     return [one["groups"][0]["phase"] for one in incident["replay"]["rounds"]]
 
 
-@pytest.mark.timeout(330)
+@pytest.mark.timeout(450)
 def test_a_node_that_spoils_the_job_alone_is_found_by_replays_of_it(start_job: StartJob) -> None:
     job = run(start_job, "--bad-node=node-4", fault="flip:node=node-4,matmul=1")
-    assert job.wait(270) == 0
+    assert job.wait(400) == 0
     first, second = not_finite(job)
     assert not any(check["accused"] for check in first["checks"]) and first["checks"], "its tests have passed"
     assert second["action"] == "replay" and not second["checks"]
@@ -65,11 +65,11 @@ def test_a_node_that_spoils_the_job_alone_is_found_by_replays_of_it(start_job: S
     assert "replay" in shown and "they meet at node-4" in shown, shown
 
 
-@pytest.mark.timeout(330)
+@pytest.mark.timeout(450)
 def test_numbers_that_the_code_spoils_cost_no_node_its_place(start_job: StartJob) -> None:
     everywhere = ";".join(f"flip:node=node-{number},matmul=1" for number in range(6))
     job = run(start_job, "--bad-attempts=2", fault=everywhere)
-    assert job.wait(270) == 0
+    assert job.wait(400) == 0
     _, second = not_finite(job)
     assert phases(second) == ["horizontal", "vertical"]
     assert second["replay"]["nodes"] == [] and "all groups agree bit by bit" in second["replay"]["because"]

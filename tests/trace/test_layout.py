@@ -20,11 +20,12 @@ def test_numpy_reads_what_struct_has_written(body: str) -> None:
     fields = (*layout.COMMON, *layout.BODIES[body])
     packer = {
         "operation": layout.OPERATION_STRUCT, "flow": layout.FLOW_STRUCT, "host": layout.HOST_STRUCT,
+        "communicator": layout.COMMUNICATOR_STRUCT,
     }[body]  # fmt: skip
-    values = list(range(1, len(fields) + 1))
+    values = [b"name" if kind.startswith("text") else at + 1 for at, (_, kind) in enumerate(fields)]
     whole = layout.sealed(packer.pack(*values), 1)
     (read,) = np.frombuffer(whole, layout.dtype(body))
-    assert [int(read[name]) for name, _ in fields] == values
+    assert [read[name].item() for name, _ in fields] == values
     assert (read["crc"], read["check"]) == (zlib.crc32(whole[: layout.BODY_BYTES]), 1)
 
 

@@ -24,6 +24,7 @@ from evertrain.agent.diagnosing import Diagnosing
 from evertrain.agent.keeper_link import KeeperLink
 from evertrain.agent.machine import Machine
 from evertrain.agent.metrics import Metrics
+from evertrain.agent.nccl_trace import NcclTrace
 from evertrain.agent.node import NodeView
 from evertrain.agent.pulsing import Pulsing
 from evertrain.agent.safekeeping import Safekeeping
@@ -83,6 +84,7 @@ class Agent:
         self._machine = Machine(sensors, self._metrics)
         self._clearing = Clearing(self._machine.gpus, self._wake_up)
         self._tracing = Tracing(spec, self._view.page_path, lambda: self._keeper.state)
+        self._nccl = NcclTrace(spec, self._tracing.rings)
         self._pulsing = Pulsing(self._tracing.rings, self._view.page_path, self._wake_up)
         self._windowing = Windowing(spec, token, self._tracing.rings, self._view.page_path, self._zero)
         self._order: Desired | None = None
@@ -96,6 +98,7 @@ class Agent:
     async def run(self) -> None:
         """Serve until the job is over here."""
         self._tracing.start()
+        self._nccl.start()
         links = [
             asyncio.create_task(self._keeper.run()),
             asyncio.create_task(self._controller.run(self._report)),
@@ -146,8 +149,9 @@ class Agent:
                     gpus_held=self._clearing.held,
                     captured=self._capturing.captured,
                     inspected=self._diagnosing.inspected,
-                    blind=(*report.blind, *self._tracing.blind),
+                    blind=(*report.blind, *self._tracing.blind, *self._nccl.blind),
                     traced=self._tracing.traced,
+                    nccl=self._nccl.said(self._view.running_attempt),
                     pulses=self._pulsing.pulses,
                 ),
                 self._zero,
@@ -275,6 +279,7 @@ class Agent:
                 "env": {
                     **environment.of_rank(go, order, spec.job, str(folder / "error.json"), inherited),
                     **(replays.environment(inherited) if go.replay is not None else {}),
+                    **self._nccl.environment(attempt.attempt, order.rank, self._controller.term, inherited),
                 },
                 "args": go.args,
                 "stdout": str(folder / "stdout.log"),

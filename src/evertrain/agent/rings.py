@@ -3,6 +3,7 @@
     NODE_DIR/trace/a{attempt}-r{rank}-hook.ring     written by the rank
     NODE_DIR/trace/a{attempt}-r{rank}-agent.ring    written here, on its behalf
     NODE_DIR/trace/a{attempt}-r{rank}-agent.flows   addresses of its connections
+    NODE_DIR/trace/a{attempt}-r{rank}-nccl-{pid}.ring     made and written by the profiler plugin in NCCL
 
 They are allocated before the rank runs, ahead of time where its attempt is prepared ahead. All of a node together take
 a quarter of the free memory at most: first the attempt before gives way, then all become smaller, and where that leaves
@@ -56,6 +57,10 @@ class Rings:
         self._lock = threading.Lock()
         self.blind = ""
         """Why there are none; empty: there are."""
+
+    def prefix(self, attempt: int, rank: int) -> Path:
+        """Of the rank's files; the plugin in NCCL adds `-nccl-{pid}.ring`."""
+        return self._folder / f"a{attempt}-r{rank}"
 
     def path(self, attempt: int, rank: int, writer: str) -> Path:
         return self._folder / f"a{attempt}-r{rank}-{writer}.ring"

@@ -35,6 +35,9 @@ _SHARE = 0.005
 _PR_SET_NAME = 15
 _MOST_GROUPS_BYTES = 16 << 20
 
+_OF_TRACE = "trace: "
+"""Begins what a rank says of its own trace; the rest is about other things, which captures tell."""
+
 State = dict[str, Any]
 
 
@@ -129,6 +132,7 @@ class Tracing:
         for (_, rank, _), track in self._tracks.items():
             track.look_at_host(now_ns, self._flows.carrier(rank))
         blind += [f"rank {rank}: {why}" for rank, why in sorted(self._flows.blind.items())]
+        blind += [f"rank {rank}: {why}" for (_, rank, _), track in self._tracks.items() for why in track.blind(now_ns)]
         self._blind, self.traced = tuple(blind), len(self._tracks)
 
     def _look_at_flows(self, now_ns: int, ranks: dict[int, int], busy: dict[int, _Track]) -> None:
@@ -192,9 +196,9 @@ class _Track:
             self._host.close()
             raise
         self._writer = rings.open_writer(str(own))
-        self._groups = _Sockets(groups)
+        self._groups = _Groups(groups)
         self._head = self._reader.head()
-        self._host_ns = 0
+        self._host_ns = self._asked_ns = 0
         self._is_busy = False
 
     def close(self) -> None:
@@ -235,25 +239,31 @@ class _Track:
     def group_of(self, inode: int) -> int:
         return self._groups.of(inode)
 
+    def blind(self, now_ns: int) -> Sequence[str]:
+        """What the rank itself says that its trace does not show."""
+        if now_ns - self._asked_ns >= IDLE_NS:
+            self._asked_ns = now_ns
+            self._groups.take_new()
+        return self._groups.blind
 
-class _Sockets:
-    """Which communicator did a rank make a socket for? As far as it has said so when it made its groups."""
+
+class _Groups:
+    """What a rank has written down when it made its groups: which sockets it made them with, and what is not seen."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read = 0
-        self._next_ns = 0
         self._found: dict[int, int] = {}
+        self.blind: list[str] = []
 
     def of(self, inode: int) -> int:
-        """0: not known."""
-        if inode not in self._found and (now_ns := time.monotonic_ns()) >= self._next_ns:
-            self._next_ns = now_ns + IDLE_NS
-            self._take_new()
+        """The communicator that a socket was made for; 0: not known."""
         return self._found.get(inode, 0)
 
-    def _take_new(self) -> None:
+    def take_new(self) -> None:
         try:
+            if self._path.stat().st_size == self._read:
+                return
             with self._path.open("rb") as file:
                 file.seek(self._read)
                 data = file.read(_MOST_GROUPS_BYTES)
@@ -265,6 +275,8 @@ class _Sockets:
             try:
                 said = json.loads(line)
                 inodes, group = said.get("sockets", ()), int(said.get("id", "0"), 16)
+                self._found |= {int(inode): group for inode in inodes}
+                if (why := str(said.get("blind", ""))).startswith(_OF_TRACE):
+                    self.blind.append(why.removeprefix(_OF_TRACE))
             except (ValueError, TypeError, AttributeError):
                 continue
-            self._found |= {int(inode): group for inode in inodes}

@@ -160,7 +160,8 @@ def _window(reader: Reader, name: Name, order: WindowOrder, now_ns: int) -> Ring
         records = _newest(reader.newest(_BRIEF)) if name.writer != "agent" else b""
     else:
         seen = reader.window(now_ns - int(order.seconds * 1e9), now_ns)
-        records = b"".join(part.tobytes() for part in (seen.operations, seen.flows, seen.hosts))
+        parts = (seen.operations, seen.flows, seen.hosts, seen.communicators)
+        records = b"".join(part.tobytes() for part in parts)
     return RingWindow(
         rank=name.rank,
         writer=name.writer,

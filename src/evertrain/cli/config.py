@@ -34,8 +34,10 @@ _WIDTH = 110
 
 
 def from_flags(args: Namespace) -> Config:
-    """What holds for this command line: `--grace` over the file over the defaults."""
+    """What holds for this command line: flags over the file over the defaults."""
     loaded = load(Path(args.config)) if args.config is not None else Config()
+    if args.no_nccl_trace:
+        loaded = msgspec.structs.replace(loaded, trace=msgspec.structs.replace(loaded.trace, nccl=False))
     grace = args.grace if args.grace is not None else args.shutdown_timeout
     if grace is None:
         return loaded

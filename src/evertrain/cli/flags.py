@@ -72,6 +72,10 @@ def _add_own_flags(parser: Parser) -> None:
     add("--run-dir", "--run_dir", metavar="DIR", help="where job folders lie (EVERTRAIN_RUN_DIR, default ./.evertrain)")
     add("--observe-only", "--observe_only", action="store_true", help="decide and report, perform nothing")
     add("--inject", action="append", default=[], metavar="FAULT", help="a drill, as kill:rank=2@step=20; repeatable")
+    add(
+        "--no-nccl-trace", "--no_nccl_trace", action="store_true",
+        help="give NCCL no profiler plugin: the inside of its collectives is not traced",
+    )  # fmt: skip
     add("--detach", action="store_true", help="leave the job running in the background")
     add("--grace", type=float, metavar="SECONDS", help="from a request to stop to the end (default 25)")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from evertrain.trace.scene import Scene, Track
 
 Json = dict[str, Any]
-_OPERATIONS, _BLOCKED, _CONNECTIONS = 1, 2, 3
+_OPERATIONS, _BLOCKED, _CONNECTIONS, _NCCL = 1, 2, 3, 4
 """Threads of a rank's process in the viewer: operations; what it waits in; counters."""
 
 
@@ -60,6 +60,8 @@ def chrome(scene: Scene) -> Iterator[Json]:
             yield _name("process_name", track.rank, 0, f"rank {track.rank} on {track.node}")
             yield _name("thread_name", track.rank, _OPERATIONS, "operations")
             yield _name("thread_name", track.rank, _BLOCKED, "waits in")
+        if track.writer == "nccl":
+            yield _name("thread_name", track.rank, _NCCL, "inside NCCL")
         yield from _operations(scene, track, began)
         yield from _connections(track, began)
 
@@ -77,6 +79,8 @@ def _operations(scene: Scene, track: Track, began: int) -> Iterator[Json]:
     done = track.records.operations
     done = done[done["kind"] == layout.KINDS["done"]]
     for one in (*done, *track.table):
+        if track.writer == "nccl" and one["flow"] != layout.SIDES["whole"]:
+            continue  # its channels are no operations of their own
         kind = kinds.get(int(one["kind"]), "")
         begin = int(one["t_wait"] if kind == "blocked" else one["t_posted"])
         end = int(one["t_done"]) or track.last_ns
@@ -87,7 +91,7 @@ def _operations(scene: Scene, track: Track, began: int) -> Iterator[Json]:
             "name": f"{name} (in flight)" if is_open else name,
             "cat": kind,
             "pid": track.rank,
-            "tid": _BLOCKED if kind == "blocked" else _OPERATIONS,
+            "tid": _NCCL if track.writer == "nccl" else _BLOCKED if kind == "blocked" else _OPERATIONS,
             "ts": (begin + track.wall_ns - began) / 1e3,
             "dur": max(0, end - begin) / 1e3,
             "args": {
@@ -116,4 +120,4 @@ def _connections(track: Track, began: int) -> Iterator[Json]:
 def _first_ns(track: Track) -> int:
     times = [int(part["t"].min()) for part in (track.records.flows, track.records.hosts) if len(part)]
     times += [int(part["t_posted"].min()) for part in (track.records.operations, track.table) if len(part)]
-    return min(times) + track.wall_ns
+    return min(times, default=track.last_ns) + track.wall_ns

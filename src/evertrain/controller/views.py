@@ -115,6 +115,8 @@ def _active(state: JobState, picture: Picture) -> list[str]:
         active.append(f"code: version {changes.in_force(state)}, changed and rolled back without giving up a node")
     if traced := sum(seen.report.traced for seen in picture.nodes.values()):
         active.append(f"collectives and connections of {traced} ranks (trace rings)")
+    if inside := sorted({seen.report.nccl for seen in picture.nodes.values() if seen.report.nccl}):
+        active.append(f"the inside of NCCL's collectives ({'; '.join(inside)})")
     return [*active, f"the shared store: step {state.stored[-1].step}"] if state.stored else active
 
 

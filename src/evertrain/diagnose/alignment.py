@@ -39,7 +39,8 @@ def run(bench: Bench, *, kind: str = "dense", repeats: int = REPEATS, sizes: dic
     records: dict[str, list[tuple[int, str, str]]] = {}
     runs: list[str] = []
     seconds: list[float] = []
-    while len(runs) < repeats:
+    reserve_s = (1 - SHARE) * bench.left_s
+    while len(runs) < repeats and (not runs or _has_time(bench, seconds[-1], reserve_s)):
         began = time.perf_counter()
         with fault.during(bench.node, bench.rank, f"{bench.salt}:{len(runs)}"):
             record = part.step()
@@ -48,8 +49,6 @@ def run(bench: Bench, *, kind: str = "dense", repeats: int = REPEATS, sizes: dic
         records.setdefault(name, entries)
         runs.append(name)
         seconds.append(time.perf_counter() - began)
-        if len(runs) == 1:
-            repeats = min(repeats, _affordable(bench, seconds[0]))
     layouts = ", ".join(f"{one.shard}x{one.pp}x{one.dp}" for _, one in mini_gpt.blocks(bench.ranks))
     bench.say(
         "alignment", min(seconds), "s/step", ok=None, runs=runs, records=records,
@@ -57,7 +56,8 @@ def run(bench: Bench, *, kind: str = "dense", repeats: int = REPEATS, sizes: dic
     )  # fmt: skip
 
 
-def _affordable(bench: Bench, step_s: float) -> int:
-    """Steps that all ranks have the time for, the first included: all have to do the same number."""
-    mine = 1 + max(0, int(SHARE * bench.left_s / step_s))
-    return mine if bench.ranks == 1 else -int(groups.all_agree(bench, -mine))
+def _has_time(bench: Bench, step_s: float, reserve_s: float) -> bool:
+    """Whether all ranks have the time for one more: all have to do the same number. A machine may become busy in the
+    middle, which must not make its node late."""
+    missing = reserve_s + step_s - bench.left_s
+    return (missing if bench.ranks == 1 else groups.all_agree(bench, missing)) <= 0

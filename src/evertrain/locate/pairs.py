@@ -22,9 +22,12 @@ SLOW = 0.8
 BROKEN = 0.25
 """The same where not speed is in question, but whether the network works: no machine that is only busy falls so far."""
 LOSSY = 0.005
-"""Of the TCP segments of an exchange; a pair of which more had to be sent again is bad."""
+"""Of the TCP segments of an exchange; a pair of which more had to be sent again is bad,"""
+MUCH_LOSSIER = 4.0
+"""... if it is so many times as much as is usual here: where buffers are small some are lost everywhere."""
 MEASURED = 2
-"""So often a pair that is only slow, or loses packets, is measured before it counts as bad; the best rate counts."""
+"""So often a pair is measured that is slow, loses packets or fails, before that speaks against a node; the best counts:
+a machine that is busy may be late once."""
 FEWEST_RATES = 3
 """Nodes; with fewer of them there is no fleet to compare with."""
 
@@ -122,7 +125,7 @@ def judge(nodes: Sequence[str], results: Sequence[PairResult], slow: float = SLO
     or not at all."""
     seen = _Seen(nodes, results, slow)
     guilty = seen.guilty
-    links = tuple(pair for pair in seen.bad if set(pair) <= seen.well)
+    links = tuple(pair for pair in seen.bad if set(pair) <= seen.well and pair not in seen.in_doubt)
     evidence = [f"{pair[0]} and {pair[1]}: {seen.bad[pair]}" for pair in seen.bad]
     if seen.bad and not seen.well:
         what = "the only pair is bad" if len(seen.pairs) == 1 else f"all {counted(len(seen.pairs), 'pair')} are bad"
@@ -145,15 +148,16 @@ class _Seen:
         for result in results:
             self.pairs.setdefault(frozenset(result.pair), []).append(result)
         self.reference = _fleet(self.pairs)
+        self._lossy = max(LOSSY, MUCH_LOSSIER * _usual_loss(self.pairs))
         self.bad: dict[Pair, str] = {}
         self.in_doubt: list[Pair] = []
-        """Slow, and not measured often enough."""
+        """Bad, and not measured often enough."""
         self.well: set[str] = set()
         for both, known in self.pairs.items():
             pair = known[0].pair
             if why := self._wrong(known):
                 self.bad[pair] = why
-                if len(known) < MEASURED and not any(one.mismatches or one.failure for one in known):
+                if len(known) < MEASURED and not any(one.mismatches for one in known):
                     self.in_doubt.append(pair)
             elif _best(known) is not None:
                 self.well |= both
@@ -172,7 +176,8 @@ class _Seen:
         return {other for both in self.pairs if node in both for other in both - {node}}
 
     def _accusers(self, node: str) -> set[str]:
-        return {other for pair in self.bad if node in pair for other in pair if other in self.well}
+        sure = [pair for pair in self.bad if node in pair and pair not in self.in_doubt]
+        return {other for pair in sure for other in pair if other in self.well}
 
     def _wrong(self, known: Sequence[PairResult]) -> str:
         """Why a pair is bad; empty: it is not."""
@@ -182,8 +187,8 @@ class _Seen:
         best = _best(known)
         if failures and best is None:
             return failures[0]
-        resent = min((one.resent for one in known if one.resent is not None), default=0.0)
-        if self._slow and resent > LOSSY:
+        resent = _least_loss(known)
+        if self._slow and resent is not None and resent > self._lossy:
             return f"TCP had to send {resent:.1%} again"
         if best is not None and self.reference is not None and best < self._slow * self.reference:
             share = f"{best / self.reference:.0%} of the fleet's median of {self.reference / 1e6:.1f}"
@@ -193,6 +198,20 @@ class _Seen:
 
 def _best(known: Iterable[PairResult]) -> float | None:
     return max((one.bytes_s for one in known if one.bytes_s is not None), default=None)
+
+
+def _least_loss(known: Iterable[PairResult]) -> float | None:
+    return min((one.resent for one in known if one.resent is not None), default=None)
+
+
+def _usual_loss(pairs: dict[frozenset[str], list[PairResult]]) -> float:
+    """The median over nodes of what each one loses where it loses least."""
+    least: dict[str, float] = {}
+    for both, known in pairs.items():
+        if (share := _least_loss(known)) is not None:
+            for node in both:
+                least[node] = min(share, least.get(node, share))
+    return median(least.values()) if len(least) >= FEWEST_RATES else 0.0
 
 
 def _fleet(pairs: dict[frozenset[str], list[PairResult]]) -> float | None:

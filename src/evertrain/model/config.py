@@ -243,6 +243,8 @@ class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     enabled: bool = True
     """Whether collectives and connections are traced."""
+    nccl: bool = True
+    """Whether NCCL is given a profiler plugin, which traces what happens inside its collectives."""
     hook_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     """Shared memory in which a rank writes down its operations: ten minutes at 200 a second;"""
     writer_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 4

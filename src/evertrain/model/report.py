@@ -265,6 +265,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the newest capture that is over here."""
     traced: int = 0
     """Ranks here whose collectives and connections are written down."""
+    nccl: str = ""
+    """How NCCL's own operations are; empty: they are not."""
     pulses: tuple[Pulse, ...] = ()
     """The last seconds of the ranks that are watched; each is told more than once."""
     inspected: Inspected | None = None

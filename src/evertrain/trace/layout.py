@@ -63,8 +63,9 @@ stands, and records that it had to drop."""
 WRITERS = {"hook": 1, "agent": 2, "nccl": 3}
 """torch.distributed's hook in the rank; the agent, on its behalf; the profiler plugin in NCCL."""
 
-KINDS = {"none": 0, "done": 1, "state": 2, "blocked": 3, "flow": 4, "host": 5}
-"""An operation that has ended; one that is in flight; what a rank is blocked in; a TCP connection; a process."""
+KINDS = {"none": 0, "done": 1, "state": 2, "blocked": 3, "flow": 4, "host": 5, "communicator": 6}
+"""An operation that has ended; one that is in flight; what a rank is blocked in; a TCP connection; a process, or of the
+writer `nccl` one of its threads, whose number is `seq`; a communicator of NCCL."""
 
 SEEN = {"not": 0, "wait": 1, "poll": 2, "callback": 3, "kernel": 4, "proxy": 5}
 """How the end of an operation was seen."""
@@ -83,6 +84,25 @@ COALESCED = 2
 POSTED_ONLY = 4
 """Nobody will say when this has ended."""
 GRAPH = 8
+FOREIGN = 16
+"""NCCL: a flow that this process serves for another one on the same node, whose pid is `order`; its communicator is not
+known."""
+RING = 32
+"""NCCL: by the ring algorithm, where the first transfer of a rank needs nothing but its own data."""
+
+SIDES = {"whole": 0, "send": 1, "receive": 2}
+"""NCCL: what a record of an operation is about (`flow`): all of it on this rank, or one side of one channel. As the
+whole of it `total`, `ready` and `done` count channels: all, those whose kernel has begun, those where it has ended. Of
+a side they count chunks: to send `ready` are those that the GPU has given, `transmitted` handed to the network, `done`
+confirmed by it; to receive `ready` are those asked for, `received` come, `transmitted` given to the GPU, `consumed`
+done with by it. `bytes` of a side are those that it has moved. `t_wait` is when the first kernel was seen to run."""
+HEADS = {
+    "none": 0, "send_gpu": 8, "send_wait": 9, "recv_wait": 10, "recv_flush": 11, "recv_gpu": 12, "send_peer": 20,
+    "begun": 31,
+}  # fmt: skip
+"""NCCL: states of a chunk, by its numbers; what the oldest open one of a side waits for. To send: data from the GPU,
+its way through the network, a receiver who is ready. To receive: data from the network, its way to the GPU, a GPU that
+takes it. `begun`: no state was told."""
 
 COMMON: tuple[Field, ...] = (
     ("number", "u64"),
@@ -155,12 +175,26 @@ HOST: tuple[Field, ...] = (
     ("wrote_bytes", "u64"),  # delta
     ("pad64", "u64"),
 )
+COMMUNICATOR: tuple[Field, ...] = (
+    ("t", "u64"),
+    ("t_end", "u64"),  # 0: it is open
+    ("of_rank", "i32"),  # this rank's number in it; peers of records are such numbers
+    ("ranks", "i32"),
+    ("nodes", "i32"),
+    ("api", "u16"),  # version of the interface
+    ("pad", "u16"),
+    ("mask", "u32"),  # events that are asked for
+    ("version", "u32"),  # of NCCL, by its number; 0: not known
+    ("name", "text40"),
+)
+"""`comm` is NCCL's hash, the same on all ranks of the communicator."""
 TAIL: tuple[Field, ...] = (("crc", "u32"), ("check", "u32"))
 """CRC of all before it; the lower half of the number again."""
 
-BODIES: dict[str, tuple[Field, ...]] = {"operation": OPERATION, "flow": FLOW, "host": HOST}
+BODIES: dict[str, tuple[Field, ...]] = {"operation": OPERATION, "flow": FLOW, "host": HOST,
+                                           "communicator": COMMUNICATOR}  # fmt: skip
 BODY_OF = {"none": "operation", "done": "operation", "state": "operation", "blocked": "operation", "flow": "flow",
-           "host": "host"}  # fmt: skip
+           "host": "host", "communicator": "communicator"}  # fmt: skip
 
 _STRUCT = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q"}
 _C = {"u": "uint", "i": "int"}
@@ -174,9 +208,10 @@ HEADER_STRUCT = struct.Struct("<" + _format(HEADER))
 OPERATION_STRUCT = struct.Struct("<" + _format((*COMMON, *OPERATION)))
 FLOW_STRUCT = struct.Struct("<" + _format((*COMMON, *FLOW)))
 HOST_STRUCT = struct.Struct("<" + _format((*COMMON, *HOST)))
+COMMUNICATOR_STRUCT = struct.Struct("<" + _format((*COMMON, *COMMUNICATOR)))
 TAIL_STRUCT = struct.Struct("<" + _format(TAIL))
 BODY_BYTES = RECORD_BYTES - TAIL_STRUCT.size
-assert OPERATION_STRUCT.size == FLOW_STRUCT.size == HOST_STRUCT.size == BODY_BYTES
+assert {OPERATION_STRUCT.size, FLOW_STRUCT.size, HOST_STRUCT.size, COMMUNICATOR_STRUCT.size} == {BODY_BYTES}
 assert HEADER_STRUCT.size <= HEAD_AT
 
 
@@ -203,7 +238,12 @@ def dtype(body: str) -> Any:
     import numpy as np
 
     fields = [*COMMON, *BODIES[body], *TAIL]
-    return np.dtype([(name, f"<{kind[0]}{int(kind[1:]) // 8}") for name, kind in fields])
+    return np.dtype(
+        [
+            (name, f"S{kind[4:]}" if kind.startswith("text") else f"<{kind[0]}{int(kind[1:]) // 8}")
+            for name, kind in fields
+        ]
+    )
 
 
 def c_header() -> str:
@@ -216,7 +256,9 @@ def c_header() -> str:
     numbers = {
         "LAYOUT": LAYOUT, "RECORD_BYTES": RECORD_BYTES, "HEADER_BYTES": HEADER_BYTES, "HEAD_AT": HEAD_AT,
         "LOST_AT": LOST_AT, "POINT_TO_POINT": POINT_TO_POINT, "COALESCED": COALESCED, "POSTED_ONLY": POSTED_ONLY,
-        "GRAPH": GRAPH,
+        "GRAPH": GRAPH, "FOREIGN": FOREIGN, "RING": RING,
+        **{f"SIDE_{name.upper()}": number for name, number in SIDES.items()},
+        **{f"HEAD_{name.upper()}": number for name, number in HEADS.items()},
         **{f"WRITER_{name.upper()}": number for name, number in WRITERS.items()},
         **{f"KIND_{name.upper()}": number for name, number in KINDS.items()},
         **{f"SEEN_{name.upper()}": number for name, number in SEEN.items()},
@@ -226,7 +268,11 @@ def c_header() -> str:
     lines += [f"#define EV_UNSEEN {UNSEEN:#x}u", f"#define EV_NOBODY ({NOBODY})", f"#define EV_ANYBODY ({ANYBODY})", ""]
     lines += _c_struct("ev_header", HEADER)
     lines += _c_struct("ev_operation", (*COMMON, *OPERATION, *TAIL))
+    lines += _c_struct("ev_host", (*COMMON, *HOST, *TAIL))
+    lines += _c_struct("ev_communicator", (*COMMON, *COMMUNICATOR, *TAIL))
     lines += [
+        "_Static_assert(sizeof(struct ev_host) == EV_RECORD_BYTES, \"a record has 128 bytes\");",
+        "_Static_assert(sizeof(struct ev_communicator) == EV_RECORD_BYTES, \"a record has 128 bytes\");",
         "_Static_assert(sizeof(struct ev_operation) == EV_RECORD_BYTES, \"a record has 128 bytes\");",
         f"_Static_assert(sizeof(struct ev_header) == {HEADER_STRUCT.size}, \"of the header\");",
         f"_Static_assert(offsetof(struct ev_operation, crc) == {BODY_BYTES}, \"the CRC covers the rest\");",

@@ -14,7 +14,7 @@ import numpy as np
 
 from evertrain.trace import layout, rings
 
-OPERATION, FLOW, HOST = (layout.dtype(body) for body in layout.BODIES)
+OPERATION, FLOW, HOST, COMMUNICATOR = (layout.dtype(body) for body in layout.BODIES)
 _BODY_NUMBERS = {
     body: [layout.KINDS[kind] for kind, of in layout.BODY_OF.items() if of == body and kind != "none"]
     for body in layout.BODIES
@@ -32,13 +32,14 @@ class Records:
     operations: Array
     flows: Array
     hosts: Array
+    communicators: Array
     last: int
     """The number up to which all has been seen."""
     missed: int
     """Written over, or torn, before they could be read."""
 
     def __len__(self) -> int:
-        return len(self.operations) + len(self.flows) + len(self.hosts)
+        return len(self.operations) + len(self.flows) + len(self.hosts) + len(self.communicators)
 
 
 class Reader:
@@ -154,20 +155,22 @@ class Reader:
         return raw
 
     def _split(self, found: Array, last: int, missed: int) -> Records:
-        operations, flows, hosts = (
-            found[np.isin(found["kind"], _BODY_NUMBERS[body])].view(kind)
-            for body, kind in zip(layout.BODIES, (OPERATION, FLOW, HOST), strict=True)
-        )
-        return Records(operations, flows, hosts, last, missed)
+        return split(found, last, missed)
+
+
+def split_table(table: Array) -> tuple[Array, Array]:
+    """Of a table, the operations and NCCL's communicators."""
+    is_communicator = table["kind"] == layout.KINDS["communicator"]
+    return table[~is_communicator], table[is_communicator].view(COMMUNICATOR)
 
 
 def split(found: Array, last: int = 0, missed: int = 0) -> Records:
     """`found`: whole records of any kind, as operations."""
-    operations, flows, hosts = (
+    operations, flows, hosts, communicators = (
         found[np.isin(found["kind"], _BODY_NUMBERS[body])].view(kind)
-        for body, kind in zip(layout.BODIES, (OPERATION, FLOW, HOST), strict=True)
+        for body, kind in zip(layout.BODIES, (OPERATION, FLOW, HOST, COMMUNICATOR), strict=True)
     )
-    return Records(operations, flows, hosts, last=last, missed=missed)
+    return Records(operations, flows, hosts, communicators, last, missed)
 
 
 def _whole(raw: bytes, found: Array, candidates: Array | None = None) -> Array:

@@ -86,7 +86,8 @@ def of_window(window: JobWindow) -> Scene:
 
 def _track(node: NodeWindow, ring: RingWindow, wall_ns: int) -> Track:
     records = reading.split(np.frombuffer(ring.records, reading.OPERATION).copy(), ring.last)
-    table = np.frombuffer(ring.table, reading.OPERATION).copy()
+    table, communicators = reading.split_table(np.frombuffer(ring.table, reading.OPERATION).copy())
+    records = replace(records, communicators=np.concatenate((records.communicators, communicators)))
     return Track(ring.rank, node.node, node.attempt, ring.writer, records, table, wall_ns, node.monotonic_ns, ring.lost)
 
 
@@ -135,7 +136,8 @@ def ring_files(where: Path) -> list[Path]:
 def _of_reader(reader: Reader) -> Track:
     header = reader.header()
     records = reader.newest(RECORDS_OF_A_DEAD_JOB)
-    table = reader.table()
+    table, communicators = reading.split_table(reader.table())
+    records = replace(records, communicators=np.concatenate((records.communicators, communicators)))
     last_ns = max(
         (int(part["t"].max()) for part in (records.operations, records.flows, records.hosts, table) if len(part)),
         default=header.monotonic_ns,

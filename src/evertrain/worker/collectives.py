@@ -84,13 +84,15 @@ def _kernel(qualified: str) -> Callable[..., Any] | None:
     # an argument that is as the schema has it by default is left out
     async_at = next((at for at, one in enumerate(arguments_of) if one.name == "async_op"), len(arguments_of))
 
-    redispatch = operator.redispatch
+    # what `operator.redispatch` calls
+    redispatch = operator._handle.redispatch_boxed
     after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     unbox_group, unbox_work = ProcessGroup.unbox, Work.unbox
     name = qualified.rstrip("_")
     is_point_to_point = qualified in _POINT_TO_POINT
     size = payload.measure(name, kinds)
     entered, done, pending, known, latest = page.ENTERED, page.DONE, _pending, communicators.known, _latest
+    poller = _poller
 
     def kernel(keys: Any, *arguments: Any) -> Any:
         current = session.current
@@ -104,8 +106,7 @@ def _kernel(qualified: str) -> Callable[..., Any] | None:
         tensor = arguments[0]
         while type(tensor) is list:
             tensor = tensor[0] if tensor else arguments[1]
-        peer = None if peer_at is None else arguments[peer_at]
-        key = name, peer, tensor.is_cpu
+        key = name, None if peer_at is None else arguments[peer_at], tensor.is_cpu
         kind = communicator.kinds.get(key)
         if kind is None:
             kind = communicators.kind(
@@ -123,15 +124,17 @@ def _kernel(qualified: str) -> Callable[..., Any] | None:
         trace = current.trace
         if trace is None and pending:
             _forget_completed()
-        current.page.write_collective(communicator.name, shown, kind.op, entered)
+        current.page.write_collective(communicator.name, shown, kind.op, entered, now / 1e9)
+        # the caller of a synchronous one waits for it in a moment
+        t_wait = now if len(arguments) > async_at and arguments[async_at] is False and not kind.is_quiet else 0
         if trace is None:
             measured = place = 0
         else:
             measured = size(arguments)
-            place = trace.post(kind, sequence, order, measured, now)
-        operation: Operation = (kind, shown, sequence, order, measured, now, place, None)
+            place = trace.post(kind, sequence, order, measured, now, t_wait)
         try:
             if work_at is None:  # it blocks
+                operation = (kind, shown, sequence, order, measured, now, 0, place, None)
                 return _blocking(operation, functools.partial(redispatch, keys & after, *arguments))
             result = redispatch(keys & after, *arguments)
         except BaseException:
@@ -140,21 +143,19 @@ def _kernel(qualified: str) -> Callable[..., Any] | None:
             raise
         boxed = result if alone else result[work_at]
         if boxed is None or graphs.capturing:
-            _without_work(operation, tensor, boxed)
+            _without_work((kind, shown, sequence, order, measured, now, t_wait, place, None), tensor)
             return result
         work = unbox_work(boxed)
         identity = id(work)
         if kind.is_quiet:
             reference = weakref.ref(work, functools.partial(_let_go, identity))
-            _quiet[identity] = (kind, shown, sequence, order, measured, now, place, None), reference
+            _quiet[identity] = (kind, shown, sequence, order, measured, now, 0, place, None), reference
             latest[get_ident()] = work
             return result
-        pending[identity] = (kind, shown, sequence, order, measured, now, place, work)
-        # a synchronous one is waited for in Python in a moment, as the one before it was
-        if trace is not None and not _poller.is_awake and (
-            len(arguments) <= async_at or arguments[async_at] is not False or len(pending) > 1
-        ):  # fmt: skip
-            _poller.wake()
+        pending[identity] = (kind, shown, sequence, order, measured, now, t_wait, place, work)
+        # more than the one that will be waited for now: somebody has not waited
+        if not poller.is_awake and trace is not None and (not t_wait or len(pending) > 1):
+            poller.wake()
         return result
 
     def _blocking(operation: Operation, call: Callable[[], Any]) -> Any:
@@ -177,7 +178,7 @@ def _kernel(qualified: str) -> Callable[..., Any] | None:
     return kernel
 
 
-def _without_work(operation: Operation, tensor: Any, boxed: Any) -> None:
+def _without_work(operation: Operation, tensor: Any) -> None:
     """Nobody gets a Work to wait for, or it may not be asked."""
     current = session.current
     trace = None if current is None else current.trace
@@ -229,12 +230,13 @@ def _see_waits() -> None:
             trace.go_on(key)
         # on a GPU wait() only orders streams: the collective itself may still be under way
         if kind.is_cpu or self.is_completed():
+            now = monotonic_ns()
             if kind.is_any and key in quiet:
                 operation = communicators.received(operation, self._source_rank(), current.rank)
                 quiet[key] = operation, quiet[key][1]
                 kind = operation[0]
-            _end(key, trace, kind.waited, began, monotonic_ns())
-            written.write_collective(group, shown, op, done)
+            _end(key, trace, kind.waited, began, now)
+            written.write_collective(group, shown, op, done, now / 1e9)
         elif trace is not None and not _poller.is_awake:
             _poller.wake()
         return result
@@ -327,6 +329,7 @@ def _look() -> bool:
 
 
 _poller = Poller(_look)
+"""Of this process; begun where something is launched that nobody may wait for in Python."""
 
 
 def _forget_completed() -> None:

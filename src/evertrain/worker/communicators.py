@@ -80,5 +80,5 @@ def received(operation: Operation, source: int, rank: int) -> Operation:
 
     counted = of("recv")
     counted.count += 1
-    order, size, t_posted, place, work = others
-    return of("recv_any_source"), shown, counted.count, order, size, t_posted, place, work
+    order, size, t_posted, t_wait, place, work = others
+    return of("recv_any_source"), shown, counted.count, order, size, t_posted, t_wait, place, work

@@ -94,32 +94,35 @@ class Kind:
 
 
 if TYPE_CHECKING:
-    Operation = tuple[Kind, int, int, int, int, int, int, Any]
-    """Kind, its number on the page, seq, order, bytes, t_posted, place in the table, and the Work."""
+    Operation = tuple[Kind, int, int, int, int, int, int, int, Any]
+    """Kind, its number on the page, seq, order, bytes, t_posted; t_wait and place in the table; and the Work."""
 
 
 class Trace:
     """The trace file of this rank's hook. Nothing here takes a lock; any thread may come, in a signal handler too."""
 
-    __slots__ = ("_free", "_put", "_take", "_view", "_waits", "_writer")
+    __slots__ = ("_free", "_take", "_view", "_waits", "_writer")
 
     def __init__(self, path: str) -> None:
         self._view = mapping.map_file(path)
         self._writer = rings.Writer(self._view)
-        self._put, self._take = self._writer.put, self._writer.take
+        self._take = self._writer.take
         # offsets in the file; place 0 is not one of them
         self._free = [_TABLE + place * 128 for place in range(self._writer.table - 1, 0, -1)]
         self._waits: dict[int, tuple[Operation, int]] = {}
         """What threads of this rank are blocked in, by the id of the Work; the newest last."""
 
-    def post(self, kind: Kind, seq: int, order: int, size: int, now: int) -> int:
-        """An operation is launched; returns its place, 0 where there was none."""
+    def post(self, kind: Kind, seq: int, order: int, size: int, now: int, t_wait: int) -> int:
+        """An operation is launched; returns its place, 0 where there was none.
+
+        `t_wait` is `now` where the caller will wait for it in a moment, else 0.
+        """
         try:
             at = self._free.pop()
         except IndexError:
             self._writer.lose()
             return 0
-        body = _pack(now, kind.posted, seq, order, size, now, 0, 0, now, _REST)
+        body = _pack(now, kind.posted, seq, order, size, now, t_wait, 0, now, _REST)
         self._view[at : at + 128] = body + _pack_tail(crc32(body), now & 0xFFFFFFFF)
         return at
 
@@ -131,12 +134,12 @@ class Trace:
 
     def wait(self, key: int, operation: Operation) -> int:
         """The host begins to wait for it; returns when."""
-        kind, _, seq, order, size, t_posted, at, _ = operation
+        kind, _, seq, order, size, t_posted, t_wait, at, _ = operation
         now = _now()
         self._waits[key] = operation, now
         body = _pack(now, kind.blocked, seq, order, size, t_posted, now, 0, now, _REST)
         self._view[_TABLE:_FIRST] = body + _pack_tail(crc32(body), now & 0xFFFFFFFF)
-        if at:
+        if at and not t_wait:
             body = _pack(now, kind.waited_for, seq, order, size, t_posted, now, 0, now, _REST)
             self._view[at : at + 128] = body + _pack_tail(crc32(body), now & 0xFFFFFFFF)
         return now
@@ -160,9 +163,10 @@ class Trace:
 
     def end(self, operation: Operation, prefix: bytes, t_wait: int, t_done: int) -> None:
         """It has ended, or nobody will say when (`t_done` is 0)."""
-        _, _, seq, order, size, t_posted, at, _ = operation
+        _, _, seq, order, size, t_posted, _, at, _ = operation
         number = self._take()
-        self._put(number, _pack(number, prefix, seq, order, size, t_posted, t_wait, t_done, t_done or _now(), _REST))
+        body = _pack(number, prefix, seq, order, size, t_posted, t_wait, t_done, t_done or _now(), _REST)
+        self._writer.put(number, body)
         if at:
             self._view[at : at + 128] = rings.FREE
             self._free.append(at)

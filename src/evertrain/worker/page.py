@@ -111,7 +111,7 @@ class PageWriter:
     """
 
     __slots__ = (
-        "_body", "_lock", "_losses", "_metrics", "_view", "abs_step", "collective_seq", "collective_state",
+        "_body", "_lock", "_losses", "_metrics", "_slot", "_view", "abs_step", "collective_seq", "collective_state",
         "collective_time", "dump_signal", "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op",
         "passed_step", "passed_time", "phase", "phase_time", "pid", "progress_time", "reached", "rel_step",
         "resumed_step", "resumed_time", "saves_failed", "sequence", "step_s", "steps", "tokens",
@@ -125,7 +125,8 @@ class PageWriter:
         # re-entrant: a signal handler of the script may report in the middle of a write
         self._lock = _thread.RLock()
         self._metrics = bytes(METRICS_BYTES)
-        self._body = bytearray(SLOT.size)
+        self._slot = bytearray(SLOT_BYTES)
+        self._body = memoryview(self._slot)[: SLOT.size]
         self._losses = 0
         self.steps = 0
         """Counted."""
@@ -199,21 +200,23 @@ class PageWriter:
                 self.loss, self.grad_norm, self.tokens, self.step_s, self.phase_time,
                 self.flags, self.metrics_count, self.metrics_crc, self.saves_failed, self.phase,
             )  # fmt: skip
-            self._body[:] = body
-            self._put(sequence, body)
+            self._slot[:] = body + _NO_CRC + self._metrics
+            self._put(sequence)
 
-    def write_collective(self, group: bytes, seq: int, op: bytes, state: int) -> None:
-        """The most frequent write: the collective only, all else as it was written last."""
+    def write_collective(self, group: bytes, seq: int, op: bytes, state: int, now: float = 0.0) -> None:
+        """The most frequent write: the collective only, all else as it was written last. `now` where it is known."""
         with self._lock:
             self.group, self.collective_seq, self.op, self.collective_state = group, seq, op, state
-            self.collective_time = now = _now()
+            self.collective_time = now = now or _now()
             sequence = self.sequence = self.sequence + 1
-            _pack_beginning(self._body, 0, sequence, now, seq, now, group, op, state)
-            self._put(sequence, bytes(self._body))
+            _pack_beginning(self._slot, 0, sequence, now, seq, now, group, op, state)
+            self._put(sequence)
 
-    def _put(self, sequence: int, body: bytes) -> None:
+    def _put(self, sequence: int) -> None:
+        slot = self._slot
+        _pack_crc_into(slot, _CRC_AT, crc32(self._body))
         start = HEADER_BYTES if sequence & 1 else _SECOND
-        self._view[start : start + SLOT_BYTES] = body + _pack_crc(crc32(body)) + self._metrics
+        self._view[start : start + SLOT_BYTES] = slot
         if sequence != self.sequence:  # a signal handler wrote in between; the page must not go back in time
             self.write()
 
@@ -223,6 +226,9 @@ _pack_loss = struct.Struct("@Qqd").pack
 _pack_step = struct.Struct("@Qqq ddddd HH").pack
 _pack_step_crc = struct.Struct("@I").pack
 _pack_crc = CRC.pack
+_pack_crc_into = CRC.pack_into
+_CRC_AT = SLOT.size
+_NO_CRC = bytes(CRC.size)
 _now = time.monotonic
 _SECOND = HEADER_BYTES + SLOT_BYTES
 _BEGINNING = struct.Struct("@Q d Qd48s32sI")

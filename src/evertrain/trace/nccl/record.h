@@ -14,6 +14,19 @@
 #define EV_COALESCED 2
 #define EV_POSTED_ONLY 4
 #define EV_GRAPH 8
+#define EV_FOREIGN 16
+#define EV_RING 32
+#define EV_SIDE_WHOLE 0
+#define EV_SIDE_SEND 1
+#define EV_SIDE_RECEIVE 2
+#define EV_HEAD_NONE 0
+#define EV_HEAD_SEND_GPU 8
+#define EV_HEAD_SEND_WAIT 9
+#define EV_HEAD_RECV_WAIT 10
+#define EV_HEAD_RECV_FLUSH 11
+#define EV_HEAD_RECV_GPU 12
+#define EV_HEAD_SEND_PEER 20
+#define EV_HEAD_BEGUN 31
 #define EV_WRITER_HOOK 1
 #define EV_WRITER_AGENT 2
 #define EV_WRITER_NCCL 3
@@ -23,6 +36,7 @@
 #define EV_KIND_BLOCKED 3
 #define EV_KIND_FLOW 4
 #define EV_KIND_HOST 5
+#define EV_KIND_COMMUNICATOR 6
 #define EV_SEEN_NOT 0
 #define EV_SEEN_WAIT 1
 #define EV_SEEN_POLL 2
@@ -106,6 +120,66 @@ struct ev_operation {
     uint32_t check;
 };
 
+struct ev_host {
+    uint64_t number;
+    uint8_t kind;
+    uint8_t seen;
+    uint8_t op;
+    uint8_t flags;
+    uint16_t channel;
+    int16_t device;
+    int32_t rank;
+    int32_t peer;
+    uint64_t comm;
+    uint64_t seq;
+    uint64_t t;
+    uint32_t dt_us;
+    uint16_t threads;
+    uint8_t state;
+    uint8_t frozen;
+    uint64_t cpu_us;
+    uint64_t delay_us;
+    uint64_t throttled_us;
+    uint32_t throttled;
+    uint8_t carrier;
+    uint8_t pad8;
+    uint16_t pad16;
+    uint64_t faults;
+    uint64_t read_bytes;
+    uint64_t wrote_bytes;
+    uint64_t pad64;
+    uint32_t crc;
+    uint32_t check;
+};
+
+struct ev_communicator {
+    uint64_t number;
+    uint8_t kind;
+    uint8_t seen;
+    uint8_t op;
+    uint8_t flags;
+    uint16_t channel;
+    int16_t device;
+    int32_t rank;
+    int32_t peer;
+    uint64_t comm;
+    uint64_t seq;
+    uint64_t t;
+    uint64_t t_end;
+    int32_t of_rank;
+    int32_t ranks;
+    int32_t nodes;
+    uint16_t api;
+    uint16_t pad;
+    uint32_t mask;
+    uint32_t version;
+    char name[40];
+    uint32_t crc;
+    uint32_t check;
+};
+
+_Static_assert(sizeof(struct ev_host) == EV_RECORD_BYTES, "a record has 128 bytes");
+_Static_assert(sizeof(struct ev_communicator) == EV_RECORD_BYTES, "a record has 128 bytes");
 _Static_assert(sizeof(struct ev_operation) == EV_RECORD_BYTES, "a record has 128 bytes");
 _Static_assert(sizeof(struct ev_header) == 208, "of the header");
 _Static_assert(offsetof(struct ev_operation, crc) == 120, "the CRC covers the rest");

@@ -1,0 +1,342 @@
+/* Written by tests/trace/nccl/assertions.py from abi.txt; a test compares the two. */
+#ifndef EVERTRAIN_NCCL_ABI_ASSERTS_H
+#define EVERTRAIN_NCCL_ABI_ASSERTS_H
+
+#if !defined(__x86_64__) || !defined(__LP64__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "NCCL's profiler interface was checked on Linux x86-64 only"
+#endif
+
+#ifdef __cplusplus
+#include <type_traits>
+#define EV_CHECK(what, why) static_assert(what, why)
+#define EV_SAME(a, ...) std::is_same<a, __VA_ARGS__>::value
+#define EV_TYPE_OF(of, field) std::remove_reference<decltype(EV_FIELD(of, field))>::type
+#else
+#define EV_CHECK(what, why) _Static_assert(what, why)
+#define EV_SAME(a, ...) __builtin_types_compatible_p(a, __VA_ARGS__)
+#define EV_TYPE_OF(of, field) __typeof__(EV_FIELD(of, field))
+#endif
+#define EV_FIELD(type, field) (((type *)0)->field)
+#define EV_PLACED(type, field, offset, size) \
+    EV_CHECK(offsetof(type, field) == (offset) && sizeof(EV_FIELD(type, field)) == (size), #type "." #field)
+
+EV_CHECK(sizeof(void *) == 8, "void *");
+EV_CHECK(sizeof(size_t) == 8, "size_t");
+EV_CHECK(sizeof(uint64_t) == 8, "uint64_t");
+EV_CHECK(sizeof(int64_t) == 8, "int64_t");
+EV_CHECK(sizeof(unsigned long) == 8, "unsigned long");
+EV_CHECK(sizeof(int) == 4, "int");
+EV_CHECK(sizeof(uint32_t) == 4, "uint32_t");
+EV_CHECK(sizeof(pid_t) == 4, "pid_t");
+EV_CHECK(sizeof(bool) == 1, "bool");
+EV_CHECK(sizeof(uint8_t) == 1, "uint8_t");
+EV_CHECK(sizeof(ncclResult_t) == 4, "ncclResult_t");
+EV_CHECK(sizeof(ncclProfilerEventState_t) == 4, "ncclProfilerEventState_t");
+EV_CHECK(sizeof(ncclDebugLogLevel) == 4, "ncclDebugLogLevel");
+EV_CHECK(sizeof(ncclDebugLogger_t) == 8, "ncclDebugLogger_t");
+
+EV_CHECK(ncclSuccess == 0, "ncclSuccess");
+EV_CHECK(NCCL_LOG_NONE == 0, "NCCL_LOG_NONE");
+EV_CHECK(ncclUnhandledCudaError == 1, "ncclUnhandledCudaError");
+EV_CHECK(NCCL_LOG_VERSION == 1, "NCCL_LOG_VERSION");
+EV_CHECK(ncclSystemError == 2, "ncclSystemError");
+EV_CHECK(NCCL_LOG_WARN == 2, "NCCL_LOG_WARN");
+EV_CHECK(ncclInternalError == 3, "ncclInternalError");
+EV_CHECK(NCCL_LOG_INFO == 3, "NCCL_LOG_INFO");
+EV_CHECK(ncclInvalidArgument == 4, "ncclInvalidArgument");
+EV_CHECK(NCCL_LOG_ABORT == 4, "NCCL_LOG_ABORT");
+EV_CHECK(ncclInvalidUsage == 5, "ncclInvalidUsage");
+EV_CHECK(NCCL_LOG_TRACE == 5, "NCCL_LOG_TRACE");
+EV_CHECK(ncclRemoteError == 6, "ncclRemoteError");
+EV_CHECK(ncclInProgress == 7, "ncclInProgress");
+EV_CHECK(ncclProfileGroup == 1 && (ncclProfileGroup & (ncclProfileGroup - 1)) == 0, "ncclProfileGroup");
+EV_CHECK(ncclProfileColl == 2 && (ncclProfileColl & (ncclProfileColl - 1)) == 0, "ncclProfileColl");
+EV_CHECK(ncclProfileP2p == 4 && (ncclProfileP2p & (ncclProfileP2p - 1)) == 0, "ncclProfileP2p");
+EV_CHECK(ncclProfileProxyOp == 8 && (ncclProfileProxyOp & (ncclProfileProxyOp - 1)) == 0, "ncclProfileProxyOp");
+EV_CHECK(ncclProfileProxyStep == 16 && (ncclProfileProxyStep & (ncclProfileProxyStep - 1)) == 0, "ncclProfileProxyStep");
+EV_CHECK(ncclProfileProxyCtrl == 32 && (ncclProfileProxyCtrl & (ncclProfileProxyCtrl - 1)) == 0, "ncclProfileProxyCtrl");
+EV_CHECK(ncclProfileKernelCh == 64 && (ncclProfileKernelCh & (ncclProfileKernelCh - 1)) == 0, "ncclProfileKernelCh");
+EV_CHECK(ncclProfileNetPlugin == 128 && (ncclProfileNetPlugin & (ncclProfileNetPlugin - 1)) == 0, "ncclProfileNetPlugin");
+EV_CHECK(ncclProfileGroupApi == 256 && (ncclProfileGroupApi & (ncclProfileGroupApi - 1)) == 0, "ncclProfileGroupApi");
+EV_CHECK(ncclProfileCollApi == 512 && (ncclProfileCollApi & (ncclProfileCollApi - 1)) == 0, "ncclProfileCollApi");
+EV_CHECK(ncclProfileP2pApi == 1024 && (ncclProfileP2pApi & (ncclProfileP2pApi - 1)) == 0, "ncclProfileP2pApi");
+EV_CHECK(ncclProfileKernelLaunch == 2048 && (ncclProfileKernelLaunch & (ncclProfileKernelLaunch - 1)) == 0, "ncclProfileKernelLaunch");
+EV_CHECK(ncclProfileCeColl == 4096 && (ncclProfileCeColl & (ncclProfileCeColl - 1)) == 0, "ncclProfileCeColl");
+EV_CHECK(ncclProfileCeSync == 8192 && (ncclProfileCeSync & (ncclProfileCeSync - 1)) == 0, "ncclProfileCeSync");
+EV_CHECK(ncclProfileCeBatch == 16384 && (ncclProfileCeBatch & (ncclProfileCeBatch - 1)) == 0, "ncclProfileCeBatch");
+EV_CHECK(ncclProfilerProxyOpSendPosted == 0, "ncclProfilerProxyOpSendPosted");
+EV_CHECK(ncclProfilerProxyOpSendRemFifoWait == 1, "ncclProfilerProxyOpSendRemFifoWait");
+EV_CHECK(ncclProfilerProxyOpSendTransmitted == 2, "ncclProfilerProxyOpSendTransmitted");
+EV_CHECK(ncclProfilerProxyOpSendDone == 3, "ncclProfilerProxyOpSendDone");
+EV_CHECK(ncclProfilerProxyOpRecvPosted == 4, "ncclProfilerProxyOpRecvPosted");
+EV_CHECK(ncclProfilerProxyOpRecvReceived == 5, "ncclProfilerProxyOpRecvReceived");
+EV_CHECK(ncclProfilerProxyOpRecvTransmitted == 6, "ncclProfilerProxyOpRecvTransmitted");
+EV_CHECK(ncclProfilerProxyOpRecvDone == 7, "ncclProfilerProxyOpRecvDone");
+EV_CHECK(ncclProfilerProxyStepSendGPUWait == 8, "ncclProfilerProxyStepSendGPUWait");
+EV_CHECK(ncclProfilerProxyStepSendWait == 9, "ncclProfilerProxyStepSendWait");
+EV_CHECK(ncclProfilerProxyStepRecvWait == 10, "ncclProfilerProxyStepRecvWait");
+EV_CHECK(ncclProfilerProxyStepRecvFlushWait == 11, "ncclProfilerProxyStepRecvFlushWait");
+EV_CHECK(ncclProfilerProxyStepRecvGPUWait == 12, "ncclProfilerProxyStepRecvGPUWait");
+EV_CHECK(ncclProfilerProxyCtrlIdle == 13, "ncclProfilerProxyCtrlIdle");
+EV_CHECK(ncclProfilerProxyCtrlActive == 14, "ncclProfilerProxyCtrlActive");
+EV_CHECK(ncclProfilerProxyCtrlSleep == 15, "ncclProfilerProxyCtrlSleep");
+EV_CHECK(ncclProfilerProxyCtrlWakeup == 16, "ncclProfilerProxyCtrlWakeup");
+EV_CHECK(ncclProfilerProxyCtrlAppend == 17, "ncclProfilerProxyCtrlAppend");
+EV_CHECK(ncclProfilerProxyCtrlAppendEnd == 18, "ncclProfilerProxyCtrlAppendEnd");
+EV_CHECK(ncclProfilerProxyOpInProgress_v4 == 19, "ncclProfilerProxyOpInProgress_v4");
+EV_CHECK(ncclProfilerProxyStepSendPeerWait_v4 == 20, "ncclProfilerProxyStepSendPeerWait_v4");
+EV_CHECK(ncclProfilerNetPluginUpdate == 21, "ncclProfilerNetPluginUpdate");
+EV_CHECK(ncclProfilerKernelChStop == 22, "ncclProfilerKernelChStop");
+EV_CHECK(ncclProfilerGroupStartApiStop == 23, "ncclProfilerGroupStartApiStop");
+EV_CHECK(ncclProfilerGroupEndApiStart == 24, "ncclProfilerGroupEndApiStart");
+EV_CHECK(ncclProfilerCeCollStart == 25, "ncclProfilerCeCollStart");
+EV_CHECK(ncclProfilerCeCollComplete == 26, "ncclProfilerCeCollComplete");
+EV_CHECK(ncclProfilerCeSyncStart == 27, "ncclProfilerCeSyncStart");
+EV_CHECK(ncclProfilerCeSyncComplete == 28, "ncclProfilerCeSyncComplete");
+EV_CHECK(ncclProfilerCeBatchStart == 29, "ncclProfilerCeBatchStart");
+EV_CHECK(ncclProfilerCeBatchComplete == 30, "ncclProfilerCeBatchComplete");
+
+EV_CHECK(sizeof(ncclProfiler_v4_t) == 48 && __alignof__(ncclProfiler_v4_t) == 8, "ncclProfiler_v4_t");
+EV_PLACED(ncclProfiler_v4_t, name, 0, 8);
+EV_PLACED(ncclProfiler_v4_t, init, 8, 8);
+EV_PLACED(ncclProfiler_v4_t, startEvent, 16, 8);
+EV_PLACED(ncclProfiler_v4_t, stopEvent, 24, 8);
+EV_PLACED(ncclProfiler_v4_t, recordEventState, 32, 8);
+EV_PLACED(ncclProfiler_v4_t, finalize, 40, 8);
+
+EV_CHECK(sizeof(ncclProfilerEventDescr_v4_t) == 104 && __alignof__(ncclProfilerEventDescr_v4_t) == 8, "ncclProfilerEventDescr_v4_t");
+EV_PLACED(ncclProfilerEventDescr_v4_t, type, 0, 1);
+EV_PLACED(ncclProfilerEventDescr_v4_t, parentObj, 8, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, rank, 16, 4);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll, 24, 80);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll.seqNumber, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll.func, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll.sendBuff, 40, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll.recvBuff, 48, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll.count, 56, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll.root, 64, 4);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll.datatype, 72, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll.nChannels, 80, 1);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll.nWarps, 81, 1);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll.algo, 88, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, coll.proto, 96, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, p2p, 24, 40);
+EV_PLACED(ncclProfilerEventDescr_v4_t, p2p.func, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, p2p.buff, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, p2p.datatype, 40, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, p2p.count, 48, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, p2p.peer, 56, 4);
+EV_PLACED(ncclProfilerEventDescr_v4_t, p2p.nChannels, 60, 1);
+EV_PLACED(ncclProfilerEventDescr_v4_t, proxyOp, 24, 24);
+EV_PLACED(ncclProfilerEventDescr_v4_t, proxyOp.pid, 24, 4);
+EV_PLACED(ncclProfilerEventDescr_v4_t, proxyOp.channelId, 28, 1);
+EV_PLACED(ncclProfilerEventDescr_v4_t, proxyOp.peer, 32, 4);
+EV_PLACED(ncclProfilerEventDescr_v4_t, proxyOp.nSteps, 36, 4);
+EV_PLACED(ncclProfilerEventDescr_v4_t, proxyOp.chunkSize, 40, 4);
+EV_PLACED(ncclProfilerEventDescr_v4_t, proxyOp.isSend, 44, 4);
+EV_PLACED(ncclProfilerEventDescr_v4_t, proxyStep, 24, 4);
+EV_PLACED(ncclProfilerEventDescr_v4_t, proxyStep.step, 24, 4);
+EV_PLACED(ncclProfilerEventDescr_v4_t, kernelCh, 24, 16);
+EV_PLACED(ncclProfilerEventDescr_v4_t, kernelCh.channelId, 24, 1);
+EV_PLACED(ncclProfilerEventDescr_v4_t, kernelCh.pTimer, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, netPlugin, 24, 16);
+EV_PLACED(ncclProfilerEventDescr_v4_t, netPlugin.id, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v4_t, netPlugin.data, 32, 8);
+
+EV_CHECK(sizeof(ncclProfilerEventStateArgs_v4_t) == 8 && __alignof__(ncclProfilerEventStateArgs_v4_t) == 8, "ncclProfilerEventStateArgs_v4_t");
+EV_PLACED(ncclProfilerEventStateArgs_v4_t, proxyStep, 0, 8);
+EV_PLACED(ncclProfilerEventStateArgs_v4_t, proxyStep.transSize, 0, 8);
+EV_PLACED(ncclProfilerEventStateArgs_v4_t, proxyCtrl, 0, 4);
+EV_PLACED(ncclProfilerEventStateArgs_v4_t, proxyCtrl.appendedProxyOps, 0, 4);
+EV_PLACED(ncclProfilerEventStateArgs_v4_t, netPlugin, 0, 8);
+EV_PLACED(ncclProfilerEventStateArgs_v4_t, netPlugin.data, 0, 8);
+EV_PLACED(ncclProfilerEventStateArgs_v4_t, kernelCh, 0, 8);
+EV_PLACED(ncclProfilerEventStateArgs_v4_t, kernelCh.pTimer, 0, 8);
+
+EV_CHECK(sizeof(ncclProfiler_v5_t) == 48 && __alignof__(ncclProfiler_v5_t) == 8, "ncclProfiler_v5_t");
+EV_PLACED(ncclProfiler_v5_t, name, 0, 8);
+EV_PLACED(ncclProfiler_v5_t, init, 8, 8);
+EV_PLACED(ncclProfiler_v5_t, startEvent, 16, 8);
+EV_PLACED(ncclProfiler_v5_t, stopEvent, 24, 8);
+EV_PLACED(ncclProfiler_v5_t, recordEventState, 32, 8);
+EV_PLACED(ncclProfiler_v5_t, finalize, 40, 8);
+
+EV_CHECK(sizeof(ncclProfilerEventDescr_v5_t) == 112 && __alignof__(ncclProfilerEventDescr_v5_t) == 8, "ncclProfilerEventDescr_v5_t");
+EV_PLACED(ncclProfilerEventDescr_v5_t, type, 0, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, parentObj, 8, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, rank, 16, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, groupApi, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, groupApi.graphCaptured, 24, 1);
+EV_PLACED(ncclProfilerEventDescr_v5_t, groupApi.groupDepth, 28, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, collApi, 24, 48);
+EV_PLACED(ncclProfilerEventDescr_v5_t, collApi.func, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, collApi.count, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, collApi.datatype, 40, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, collApi.root, 48, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, collApi.stream, 56, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, collApi.graphCaptured, 64, 1);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2pApi, 24, 40);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2pApi.func, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2pApi.count, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2pApi.datatype, 40, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2pApi.stream, 48, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2pApi.graphCaptured, 56, 1);
+EV_PLACED(ncclProfilerEventDescr_v5_t, kernelLaunch, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, kernelLaunch.stream, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll, 24, 88);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.seqNumber, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.func, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.sendBuff, 40, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.recvBuff, 48, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.count, 56, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.root, 64, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.datatype, 72, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.nChannels, 80, 1);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.nWarps, 81, 1);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.algo, 88, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.proto, 96, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, coll.parentGroup, 104, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2p, 24, 48);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2p.func, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2p.buff, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2p.datatype, 40, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2p.count, 48, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2p.peer, 56, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2p.nChannels, 60, 1);
+EV_PLACED(ncclProfilerEventDescr_v5_t, p2p.parentGroup, 64, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, proxyOp, 24, 24);
+EV_PLACED(ncclProfilerEventDescr_v5_t, proxyOp.pid, 24, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, proxyOp.channelId, 28, 1);
+EV_PLACED(ncclProfilerEventDescr_v5_t, proxyOp.peer, 32, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, proxyOp.nSteps, 36, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, proxyOp.chunkSize, 40, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, proxyOp.isSend, 44, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, proxyStep, 24, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, proxyStep.step, 24, 4);
+EV_PLACED(ncclProfilerEventDescr_v5_t, kernelCh, 24, 16);
+EV_PLACED(ncclProfilerEventDescr_v5_t, kernelCh.channelId, 24, 1);
+EV_PLACED(ncclProfilerEventDescr_v5_t, kernelCh.pTimer, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, netPlugin, 24, 16);
+EV_PLACED(ncclProfilerEventDescr_v5_t, netPlugin.id, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v5_t, netPlugin.data, 32, 8);
+
+EV_CHECK(sizeof(ncclProfilerEventStateArgs_v5_t) == 8 && __alignof__(ncclProfilerEventStateArgs_v5_t) == 8, "ncclProfilerEventStateArgs_v5_t");
+EV_PLACED(ncclProfilerEventStateArgs_v5_t, proxyStep, 0, 8);
+EV_PLACED(ncclProfilerEventStateArgs_v5_t, proxyStep.transSize, 0, 8);
+EV_PLACED(ncclProfilerEventStateArgs_v5_t, proxyCtrl, 0, 4);
+EV_PLACED(ncclProfilerEventStateArgs_v5_t, proxyCtrl.appendedProxyOps, 0, 4);
+EV_PLACED(ncclProfilerEventStateArgs_v5_t, netPlugin, 0, 8);
+EV_PLACED(ncclProfilerEventStateArgs_v5_t, netPlugin.data, 0, 8);
+EV_PLACED(ncclProfilerEventStateArgs_v5_t, kernelCh, 0, 8);
+EV_PLACED(ncclProfilerEventStateArgs_v5_t, kernelCh.pTimer, 0, 8);
+
+EV_CHECK(sizeof(ncclProfiler_v6_t) == 48 && __alignof__(ncclProfiler_v6_t) == 8, "ncclProfiler_v6_t");
+EV_PLACED(ncclProfiler_v6_t, name, 0, 8);
+EV_PLACED(ncclProfiler_v6_t, init, 8, 8);
+EV_PLACED(ncclProfiler_v6_t, startEvent, 16, 8);
+EV_PLACED(ncclProfiler_v6_t, stopEvent, 24, 8);
+EV_PLACED(ncclProfiler_v6_t, recordEventState, 32, 8);
+EV_PLACED(ncclProfiler_v6_t, finalize, 40, 8);
+
+EV_CHECK(sizeof(ncclProfilerEventDescr_v6_t) == 112 && __alignof__(ncclProfilerEventDescr_v6_t) == 8, "ncclProfilerEventDescr_v6_t");
+EV_PLACED(ncclProfilerEventDescr_v6_t, type, 0, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, parentObj, 8, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, rank, 16, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, groupApi, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, groupApi.graphCaptured, 24, 1);
+EV_PLACED(ncclProfilerEventDescr_v6_t, groupApi.groupDepth, 28, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, collApi, 24, 48);
+EV_PLACED(ncclProfilerEventDescr_v6_t, collApi.func, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, collApi.count, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, collApi.datatype, 40, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, collApi.root, 48, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, collApi.stream, 56, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, collApi.graphCaptured, 64, 1);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2pApi, 24, 40);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2pApi.func, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2pApi.count, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2pApi.datatype, 40, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2pApi.stream, 48, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2pApi.graphCaptured, 56, 1);
+EV_PLACED(ncclProfilerEventDescr_v6_t, kernelLaunch, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, kernelLaunch.stream, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll, 24, 88);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.seqNumber, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.func, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.sendBuff, 40, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.recvBuff, 48, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.count, 56, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.root, 64, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.datatype, 72, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.nChannels, 80, 1);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.nWarps, 81, 1);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.algo, 88, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.proto, 96, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, coll.parentGroup, 104, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2p, 24, 48);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2p.func, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2p.buff, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2p.datatype, 40, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2p.count, 48, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2p.peer, 56, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2p.nChannels, 60, 1);
+EV_PLACED(ncclProfilerEventDescr_v6_t, p2p.parentGroup, 64, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, proxyOp, 24, 24);
+EV_PLACED(ncclProfilerEventDescr_v6_t, proxyOp.pid, 24, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, proxyOp.channelId, 28, 1);
+EV_PLACED(ncclProfilerEventDescr_v6_t, proxyOp.peer, 32, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, proxyOp.nSteps, 36, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, proxyOp.chunkSize, 40, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, proxyOp.isSend, 44, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, proxyStep, 24, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, proxyStep.step, 24, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, kernelCh, 24, 16);
+EV_PLACED(ncclProfilerEventDescr_v6_t, kernelCh.channelId, 24, 1);
+EV_PLACED(ncclProfilerEventDescr_v6_t, kernelCh.pTimer, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, netPlugin, 24, 16);
+EV_PLACED(ncclProfilerEventDescr_v6_t, netPlugin.id, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, netPlugin.data, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl, 24, 88);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.seqNumber, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.func, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.sendBuff, 40, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.recvBuff, 48, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.count, 56, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.root, 64, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.datatype, 72, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.syncStrategy, 80, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.intraBatchSync, 88, 1);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.batchSize, 92, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.numBatches, 96, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.ceSeqNum, 100, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceColl.stream, 104, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceCollSync, 24, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceCollSync.isComplete, 24, 1);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceCollSync.nRanks, 28, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceCollBatch, 24, 24);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceCollBatch.numOps, 24, 4);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceCollBatch.totalBytes, 32, 8);
+EV_PLACED(ncclProfilerEventDescr_v6_t, ceCollBatch.useIntraSync, 40, 1);
+
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v4_t, init), ncclResult_t(*)(void **, int *, const char *, uint64_t, int, int, int, ncclDebugLogger_t)), "ncclProfiler_v4_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v4_t, startEvent), ncclResult_t(*)(void *, void **, ncclProfilerEventDescr_v4_t *)), "ncclProfiler_v4_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v4_t, stopEvent), ncclResult_t(*)(void *)), "ncclProfiler_v4_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v4_t, recordEventState), ncclResult_t(*)(void *, ncclProfilerEventState_v4_t, ncclProfilerEventStateArgs_v4_t *)), "ncclProfiler_v4_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v4_t, finalize), ncclResult_t(*)(void *)), "ncclProfiler_v4_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v5_t, init), ncclResult_t(*)(void **, uint64_t, int *, const char *, int, int, int, ncclDebugLogger_t)), "ncclProfiler_v5_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v5_t, startEvent), ncclResult_t(*)(void *, void **, ncclProfilerEventDescr_v5_t *)), "ncclProfiler_v5_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v5_t, stopEvent), ncclResult_t(*)(void *)), "ncclProfiler_v5_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v5_t, recordEventState), ncclResult_t(*)(void *, ncclProfilerEventState_v5_t, ncclProfilerEventStateArgs_v5_t *)), "ncclProfiler_v5_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v5_t, finalize), ncclResult_t(*)(void *)), "ncclProfiler_v5_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v6_t, init), ncclResult_t(*)(void **, uint64_t, int *, const char *, int, int, int, ncclDebugLogger_t)), "ncclProfiler_v6_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v6_t, startEvent), ncclResult_t(*)(void *, void **, ncclProfilerEventDescr_v6_t *)), "ncclProfiler_v6_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v6_t, stopEvent), ncclResult_t(*)(void *)), "ncclProfiler_v6_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v6_t, recordEventState), ncclResult_t(*)(void *, ncclProfilerEventState_v6_t, ncclProfilerEventStateArgs_v6_t *)), "ncclProfiler_v6_t");
+EV_CHECK(EV_SAME(EV_TYPE_OF(ncclProfiler_v6_t, finalize), ncclResult_t(*)(void *)), "ncclProfiler_v6_t");
+EV_CHECK(EV_SAME(ncclProfilerEventStateArgs_v6_t, ncclProfilerEventStateArgs_v5_t), "arguments of v6");
+EV_CHECK(EV_NCCL_V4_BITS == 255, "bits of v4");
+EV_CHECK(EV_NCCL_V5_BITS == 4095, "bits of v5");
+EV_CHECK(EV_NCCL_V6_BITS == 32767, "bits of v6");
+EV_CHECK(ncclProfileNetPlugin <= 0xff && ncclProfileCeBatch < 1 << 15, "bits");
+EV_CHECK(EV_NCCL_NEWEST == 6, "versions that were checked");
+#endif

@@ -1,0 +1,23 @@
+#ifndef EVERTRAIN_SCENES_H
+#define EVERTRAIN_SCENES_H
+void scene_ring(void);
+void scene_channels(void);
+void scene_repeats(void);
+void scene_tree(void);
+void scene_threads(void);
+void scene_pipeline(void);
+void scene_kernels(void);
+void scene_foreign(void);
+void scene_collnet(void);
+void scene_late(void);
+void scene_abort(void);
+void scene_death(void);
+void scene_fork(void);
+void scene_odd(void);
+void scene_p2p(void);
+void scene_comms(void);
+void scene_crowd(void);
+void scene_full(void);
+void scene_bench(void);
+void scene_world(void);
+#endif

@@ -160,7 +160,7 @@ class Bed:
 class Machine:
     """One of them: whoever starts something there."""
 
-    def __init__(self, bed: Bed, rank: int, hosts: Path, priority: int) -> None:
+    def __init__(self, bed: Bed, rank: int, hosts: Path) -> None:
         words = [*with_parent("KILL"), *bed.in_space(bed.space(rank)), "unshare", "--mount", "--uts", "sh", "-c", _HOLD]
         cgroup = bed.folder / "cgroup"
         self._holder = subprocess.Popen(
@@ -168,8 +168,10 @@ class Machine:
         )
         self.prefix = (
             *with_parent("TERM"), "nsenter", f"--target={self._holder.pid}", f"--wd={bed.folder}", "--mount", "--uts",
-            "--net", "nice", "-n", str(priority),
+            "--net",
         )  # fmt: skip
+        if bed.groups.folder is not None:
+            self.prefix += ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(bed.groups.others / "cgroup.procs"))
 
     def wait(self) -> None:
         assert self._holder.stdout is not None
@@ -184,7 +186,8 @@ class Machine:
 
 @contextmanager
 def made(ranks: int = RANKS, priority: int = 0) -> Iterator[tuple[Bed, list[Machine]]]:
-    """A bed and its machines, whose commands have this priority (as of `nice`); at the end nothing is left of it."""
+    """A bed and its machines; at the end nothing is left of it. `priority`: of all that runs there, as of `nice`, where
+    there are cgroups."""
     clear_dead()
     NOTES.mkdir(exist_ok=True)
     token = f"{_MARK}{secrets.token_hex(2)}"
@@ -200,7 +203,7 @@ def made(ranks: int = RANKS, priority: int = 0) -> Iterator[tuple[Bed, list[Mach
         hosts = bed.folder / "hosts"
         names = [f"{bed.management_address(rank)} {bed.name(rank)}" for rank in range(ranks)]
         hosts.write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
-        machines = [Machine(bed, rank, hosts, priority) for rank in range(ranks)]
+        machines = [Machine(bed, rank, hosts) for rank in range(ranks)]
         for machine in machines:
             machine.wait()
         yield bed, machines

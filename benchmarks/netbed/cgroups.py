@@ -1,4 +1,6 @@
-"""One cgroup a rank for its share of the processor: of version 1 or 2, whichever has the cpu controller here."""
+"""One cgroup a rank for its share of the processor, and one for all that runs beside them: of version 1 or 2, whichever
+has the cpu controller here.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,29 @@ class RankGroups:
         self.folder = folder / name if folder is not None else None
 
     def make(self, ranks: int, priority: int = 0) -> None:
-        """Together they have as much of a busy machine as so many processes of this priority, as of `nice`."""
+        """Together they have as much of a busy machine as two processes a rank of this priority, as of `nice`."""
         if self.folder is None:
             return
         self.folder.mkdir()
         if version() == 2:
             for place in (self.folder.parent, self.folder):
                 (place / "cgroup.subtree_control").write_text("+cpu")
-        processes = ranks * 1.25**-priority
-        if version() == 2:
-            (self.folder / "cpu.weight").write_text(str(min(10_000, round(100 * processes))))
-        else:
-            (self.folder / "cpu.shares").write_text(str(min(262_144, round(1024 * processes))))
+        self._weigh(self.folder, 2 * ranks * 1.25**-priority)
         for rank in range(ranks):
             self._of(rank).mkdir()
+        self.others.mkdir()
+        self._weigh(self.others, ranks)
+
+    @property
+    def others(self) -> Path:
+        assert self.folder is not None, "no cgroup with a quota here"
+        return self.folder / "others"
+
+    def _weigh(self, folder: Path, processes: float) -> None:
+        if version() == 2:
+            (folder / "cpu.weight").write_text(str(min(10_000, round(100 * processes))))
+        else:
+            (folder / "cpu.shares").write_text(str(min(262_144, round(1024 * processes))))
 
     def limit(self, rank: int, cores: float | None, period_us: int = PERIOD_US) -> None:
         """So much of a core at most; None: all it wants."""
@@ -72,8 +83,9 @@ class RankGroups:
         deadline = time.monotonic() + _REMOVE_LIMIT_S
         while self.folder is not None and self.folder.exists():
             try:
-                for one in self.folder.glob("rank-*"):
-                    one.rmdir()
+                for one in (*self.folder.glob("rank-*"), self.others):
+                    if one.exists():
+                        one.rmdir()
                 self.folder.rmdir()
             except OSError:
                 if time.monotonic() > deadline:

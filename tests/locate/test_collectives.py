@@ -245,3 +245,43 @@ def _inside(rank: int, comm: str, seq: int, flows: tuple[Flow, ...] = ()) -> Ran
 
 def _node(ranks: Sequence[RankTrace], comms: Sequence[Communicator]) -> NodeTrace:
     return NodeTrace(number=1, attempt=1, node="node", time=0.0, ranks=tuple(ranks), communicators=tuple(comms))
+
+
+@pytest.mark.parametrize("end", [2, 3])
+def test_of_one_odd_connection_it_is_the_end_whose_others_lose_data_too(end: int) -> None:
+    """Rank 2 to rank 3 times out; what the one end sends to others is lost as well, but less of it."""
+    usual = {"sent": 1_000_000, "acked": 999_000}
+    other = {2: 1, 3: 4}
+
+    def flows(rank: int, *, now: bool) -> tuple[Flow, ...]:
+        found = [Flow(peer=3, backoff=3 if now else 0, **usual)] if rank == 2 else []
+        if rank in other:
+            lossy = {"sent": 1_000_000, "acked": 980_000 if now and rank == end else 999_000}
+            found.append(Flow(peer=other[rank], **lossy))
+        return tuple(found)
+
+    ranks = [_inside(rank, "w", 5) for rank in range(8)]
+    ranks = [
+        replace(one, now=Period(flows=flows(one.rank, now=True)), before=Period(flows=flows(one.rank, now=False)))
+        for one in ranks
+    ]
+    found = judge([_node(ranks, [Communicator("w", "0", "world", tuple(range(8)))])], "stuck")
+    assert (found.ranks, found.component, found.link, found.is_pair) == ((end,), "network", (2, 3), False)
+
+
+def test_a_narrow_link_is_the_senders_though_all_have_become_slower_by_themselves() -> None:
+    """A busy neighbour makes every rank compute for longer, too: the connection says more."""
+    job = Job(
+        fault=Fault(
+            start=START, ranks=(3,), transfer=lambda usual: usual * 25, flow={"notsent": 750_000, "busy_us": 60_000}
+        )
+    )
+    job.run(START + 6.0)
+    looks = job.look(START + 5.0, now_s=5.0)
+    slower = [
+        replace(look, ranks=(replace(one, now=replace(one.now, own_s=one.now.own_s + 0.5 * one.now.seconds)),))
+        for look in looks
+        for one in look.ranks
+    ]
+    found = judge(slower, "slow")
+    assert (found.ranks, found.component) == ((3,), "sender"), found

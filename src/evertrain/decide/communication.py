@@ -82,7 +82,7 @@ def verdict_of(seen: Communication, cause: RootCause) -> Blame:
         cause=f"communication {cause.symptom} ({cause.component})",
         category=_CATEGORY[cause.component],
         ranks=cause.ranks,
-        nodes=() if cause.link is not None else cause.nodes,
+        nodes=() if cause.is_pair else cause.nodes,
         confidence=cause.confidence,
         evidence=(*cause.evidence, *_between(cause)),
         component=cause.component,
@@ -98,7 +98,7 @@ def of_hang(seen: Blame, cause: RootCause) -> Blame:
         cause=f"hang ({cause.component})",
         category=_CATEGORY[cause.component],
         ranks=cause.ranks,
-        nodes=() if cause.link is not None else cause.nodes,
+        nodes=() if cause.is_pair else cause.nodes,
         confidence=cause.confidence,
         evidence=tuple(dict.fromkeys((*cause.evidence, *_between(cause), *seen.evidence))),
         component=cause.component,
@@ -108,7 +108,7 @@ def of_hang(seen: Blame, cause: RootCause) -> Blame:
 
 
 def _between(cause: RootCause) -> tuple[str, ...]:
-    if cause.link is None:
+    if cause.link is None or not cause.is_pair:
         return ()
     return (f"it lies between rank {cause.link[0]} and rank {cause.link[1]}: which of them it is cannot be seen",)
 

@@ -117,7 +117,8 @@ class Trigger:
             return None
         if (stuck := self._stuck(pulse)) is not None:
             self._odd_time = now
-            return self._alarm("stuck", pulse.rank, pulse.still_s or 0.0, stuck)
+            since_s = self._since(rank, now) if self.symptom is not None else 0.0
+            return self._alarm("stuck", pulse.rank, max(pulse.still_s or 0.0, since_s), stuck)
         if len(self._gaps) < _KNOWN:
             self._learn(pulse)
             return None
@@ -131,17 +132,20 @@ class Trigger:
             self._learn(pulse)
             return None
         if 2 * len(slow) < len(judged):
-            rank.row = 0
+            rank.row, rank.well_time = 0, now
             self._learn(pulse)
             return None
         rank.row += 1
-        rank.row_time = rank.row_time if rank.row > 1 else now
         if self.symptom is not None:
             self._odd_time = now
         if rank.row < ROW or sum(one.row >= ROW for one in self._ranks.values()) < min(_AGREE, len(self._ranks)):
             return None
         self._odd_time = now
-        return self._alarm("slow", pulse.rank, now - rank.row_time + 1.0, _slower(pulse, slow))
+        return self._alarm("slow", pulse.rank, self._since(rank, now), _slower(pulse, slow))
+
+    def _since(self, rank: _Rank, now: float) -> float:
+        """The last good second."""
+        return now - rank.well_time if rank.well_time is not None else float(ROW)
 
     def _stuck(self, pulse: Pulse) -> str | None:
         if pulse.still_s is None or not pulse.in_flight or len(self._gaps) < _KNOWN or not self._repeats:
@@ -204,8 +208,8 @@ class _Rank:
         self.still_s: float | None = None
         self.row = 0
         """Slow seconds in a row; those that say nothing are left out."""
-        self.row_time = 0.0
-        """When the first of them was over."""
+        self.well_time: float | None = None
+        """When the last good second was over."""
         self.is_back = False
 
 

@@ -212,16 +212,15 @@ class _Case:
         return (
             self._own(owns, all_transfers)
             or self._transfers(all_transfers)
+            or self._all_own(owns)
             or self._nobody(["neither the time that ranks take for themselves nor their transfers explain it"], 0.3)
         )
 
     def _own(self, owns: Sequence[Own], all_transfers: Sequence[Transfer]) -> RootCause | None:
         """Who takes longer by itself, and makes the others wait."""
-        much = [one for one in owns if one.share >= _OWN_SHARE and one.own_s >= _LEAST_OWN_S]
-        if 2 * len(much) > len(owns) > 2:
-            return self._nobody([f"{named(sorted(one.rank for one in much))} all take longer by themselves"], 0.5)
+        much = _much(owns)
         chosen = [one for one in much if one.own_s * _ABOVE_NEXT >= owns[0].own_s]
-        if not chosen:
+        if not chosen or 2 * len(chosen) > len(owns) > 2:
             return None
         if any(one not in chosen and one.own_s * _ABOVE_NEXT > owns[0].own_s for one in owns):
             return None
@@ -241,6 +240,12 @@ class _Case:
         path, waiting = self._held_up(ranks, all_transfers)
         found = self._named(component, ranks, [*lines, *waiting], 0.85 if len(ranks) == 1 else 0.65, None)
         return replace(found, path=(*path, *found.path), first_s=self._began(ranks, by_own=True))
+
+    def _all_own(self, owns: Sequence[Own]) -> RootCause | None:
+        much = _much(owns)
+        if 2 * len(much) <= len(owns):
+            return None
+        return self._nobody([f"{named(sorted(one.rank for one in much))} all take longer by themselves"], 0.5)
 
     def _transfers(self, all_transfers: Sequence[Transfer]) -> RootCause | None:
         longer = [one for one in all_transfers if one.is_longer and one.excess_s > 0]
@@ -373,3 +378,8 @@ class _Case:
 
     def _waiters(self, graph: Blocking, ranks: Collection[int]) -> list[str]:
         return self._grapher.waiters(graph, ranks, _MOST_LINES)
+
+
+def _much(owns: Sequence[Own]) -> list[Own]:
+    """Who has become slower by itself."""
+    return [one for one in owns if one.share >= _OWN_SHARE and one.own_s >= _LEAST_OWN_S]

@@ -28,6 +28,7 @@ _UNREAD = 4096
 _ALIKE = 0.5
 """Connections that show less than this part of the worst show its consequences."""
 _MOST_LINES = 6
+_LEAN, _CLEARLY, _TIMEOUT = 0.01, 2.5, 0.02
 _LESS_SURE = 0.8
 """Of a pair it is not known which end it is; of several ranks it may be another."""
 
@@ -65,9 +66,10 @@ def ways(ranks: Mapping[int, RankTrace], among: Collection[frozenset[int]] | Non
 def cut(ranks: Mapping[int, RankTrace]) -> Found | None:
     """Ranks, or a pair of them, between which nothing comes through any more."""
     dark = [rank for rank, one in ranks.items() if (host := one.now.host) and 2 * host.carrier_down > host.samples]
+    everything = ways(ranks)
     odd = [
         one
-        for one in ways(ranks)
+        for one in everything
         if one.now.backoff >= _BACKOFF and (one.before is None or one.before.backoff < _BACKOFF)
     ]
     if dark and 2 * len(dark) <= len(ranks):
@@ -75,7 +77,7 @@ def cut(ranks: Mapping[int, RankTrace]) -> Found | None:
         return Found("network", tuple(dark), None, (*lines, *_timeouts(odd)), 0.95)
     if not odd:
         return None
-    return _found("network", odd, len(ranks), tuple(_timeouts(odd)), 0.9)
+    return _found("network", odd, everything, len(ranks), tuple(_timeouts(odd)), 0.9)
 
 
 def full(found: Sequence[Way]) -> Found | None:
@@ -114,7 +116,7 @@ def lossy(found: Sequence[Way], world_size: int) -> Found | None:
         f"{_lost(one.before):.1%})"
         for one in odd[:_MOST_LINES]
     ]
-    return _found("network", odd, world_size, tuple(lines), 0.85)
+    return _found("network", odd, found, world_size, tuple(lines), 0.85)
 
 
 def unread(ranks: Mapping[int, RankTrace], found: Sequence[Way]) -> Found | None:
@@ -133,16 +135,43 @@ def unread(ranks: Mapping[int, RankTrace], found: Sequence[Way]) -> Found | None
     return Found("receiver", tuple(sorted(targets)), None, tuple(lines), 0.75)
 
 
-def _found(component: Component, odd: Sequence[Way], world_size: int, lines: tuple[str, ...], sure: float) -> Found:
-    """What these connections have in common is to blame."""
+def _found(
+    component: Component,
+    odd: Sequence[Way],
+    everything: Sequence[Way],
+    world_size: int,
+    lines: tuple[str, ...],
+    sure: float,
+) -> Found:
+    """What these connections have in common is to blame; of a single one the end whose others lose data as well."""
     links = {frozenset((one.source, one.target)): (one.source, one.target) for one in odd}
     if len(links) == 1:
         (link,) = links.values()
+        if (leans := _lean(link, everything)) is not None:
+            return Found(component, (leans,), link, lines, sure)
         return Found(component, tuple(sorted(link)), link, lines, sure * _LESS_SURE)
     chosen = _common(links)
     if 2 * len(chosen) > max(world_size, 2):
         return Found(component, (), None, lines, 0.3)
     return Found(component, chosen, None, lines, sure if len(chosen) == 1 else sure * _LESS_SURE)
+
+
+def _lean(link: tuple[int, int], everything: Sequence[Way]) -> int | None:
+    """The end of it whose other connections lose data, or time out, too; None: both or none."""
+    signs = {rank: _ill(rank, [one for one in everything if {one.source, one.target} != set(link)]) for rank in link}
+    worse, better = sorted(link, key=lambda rank: -signs[rank])
+    return worse if signs[worse] >= _LEAN and signs[worse] >= _CLEARLY * signs[better] else None
+
+
+def _ill(rank: int, others: Sequence[Way]) -> float:
+    """Part of what was sent from and to it that was lost, beyond what is usual; a time-out is as bad as much of it."""
+    mine = [one for one in others if rank in (one.source, one.target)]
+    sent, lost = sum(one.now.sent for one in mine), sum(max(0, one.now.sent - one.now.acked) for one in mine)
+    usual_sent = sum(one.before.sent for one in mine if one.before)
+    usual = sum(max(0, one.before.sent - one.before.acked) for one in mine if one.before)
+    timeouts = sum(one.now.backoff > (one.before.backoff if one.before else 0) for one in mine)
+    share = lost / sent if sent >= _FEWEST_SENT else 0.0
+    return max(0.0, share - (usual / usual_sent if usual_sent else 0.0)) + _TIMEOUT * timeouts
 
 
 def _common(links: Iterable[frozenset[int]]) -> tuple[int, ...]:

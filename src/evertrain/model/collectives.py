@@ -268,7 +268,7 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     """The suspects; empty where nobody can be named."""
     nodes: tuple[str, ...] = ()
     link: tuple[int, int] | None = None
-    """Sender and receiver, where it is only known that it is between these two."""
+    """Sender and receiver, where only one connection is odd: of a pair that is named it cannot be seen which it is."""
     first_s: float | None = None
     """So long before the look it began, by the clock of the first suspect."""
     time: float | None = None
@@ -279,6 +279,11 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...] = ()
     path: tuple[Step, ...] = ()
     blind: tuple[str, ...] = ()
+
+    @property
+    def is_pair(self) -> bool:
+        """It lies between two ranks, and accuses neither."""
+        return self.link is not None and len(self.ranks) > 1
 
     @property
     def is_named(self) -> bool:

@@ -169,7 +169,7 @@ class IncidentOpened(Record, frozen=True, kw_only=True):
     component: Component | Literal[""] = ""
     """What the records of collectives say it is; empty: they were not asked, or name nobody."""
     links: tuple[tuple[int, int], ...] = ()
-    """Between which ranks it lies, where it is not known which of them it is."""
+    """Senders and receivers, where only their connection is odd; both are named if it cannot be seen which it is."""
     path: tuple[Step, ...] = ()
     """Along which the others wait for them."""
 

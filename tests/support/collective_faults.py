@@ -114,6 +114,7 @@ def traffic(rank: int) -> Fault:
         ranks=(rank, (rank + 3) % 8),
         transfer=lambda usual: usual * 15,
         flow={"notsent": 500_000, "busy_us": 70_000},
+        host={"wire_bytes": 12_000_000},
     )
 
 
@@ -136,7 +137,7 @@ CASES = (
     Case("loss one way", loss_one_way, ("network",)),
     Case("loader stuck", loader_stuck, ("storage",)),
     Case("loader slow", loader_slow, ("storage",)),
-    Case("traffic on two links", traffic, ("sender", "network"), others=(3,)),
+    Case("traffic on two links", traffic, ("network",), others=(3,)),
     Case("receiver does not read", unread, ("receiver",)),
 )
 

@@ -23,6 +23,8 @@ from evertrain.trace import layout
 from evertrain.trace.summary import Look, Pulses, Records, rank_trace
 
 NS = 1e9
+SENT = 500_000
+"""Bytes from a rank to a peer in 100 ms."""
 FOREVER = math.inf
 
 
@@ -264,21 +266,23 @@ class Job:
         rows["kind"], rows["rank"], rows["state"], rows["carrier"] = layout.KINDS["host"], rank, ord("S"), 1
         rows["t"] = [self.ns(rank, tick) for tick in ticks]
         rows["dt_us"], rows["cpu_us"], rows["delay_us"] = 100_000, 5_000, 2_000
+        rows["wire_bytes"] = int(1.05 * 2 * SENT * len(self._peers(rank)))
         if rank in self.fault.ranks:
             self._change(rows, ticks, self.fault.host)
         return rows
 
+    def _peers(self, rank: int) -> list[int]:
+        mine = [comm for (_, one), comm in self.groups.items() if one == rank]
+        return sorted({other for comm in mine for other in self.members[comm]} - {rank})
+
     def _flow(self, rank: int, at: float) -> Any:
-        peers = sorted({other for (_, one), comm in self.groups.items() if one == rank for other in self.members[comm]})
         ticks = self._ticks(at)
         found = []
-        for peer in peers:
-            if peer == rank:
-                continue
+        for peer in self._peers(rank):
             rows = np.zeros(len(ticks), layout.dtype("flow"))
             rows["kind"], rows["rank"], rows["peer"], rows["inode"] = layout.KINDS["flow"], rank, peer, 100 + peer
             rows["t"] = [self.ns(rank, tick) for tick in ticks]
-            rows["dt_us"], rows["sent"], rows["acked"] = 100_000, 500_000, 500_000
+            rows["dt_us"], rows["sent"], rows["acked"] = 100_000, SENT, SENT
             rows["busy_us"], rows["notsent"] = 15_000, 4_000
             mine = rank in self.fault.ranks and (self.fault.link is None or peer in self.fault.link)
             theirs = peer in self.fault.ranks and (self.fault.link is None or rank in self.fault.link)

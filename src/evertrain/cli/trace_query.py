@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from evertrain.trace.scene import Scene
 
 TABLES = ("operations", "flows", "hosts", "groups")
-_HIDDEN = frozenset({"crc", "check", "number", "pad", "pad8", "pad16", "pad64"})
+_HIDDEN = frozenset({"crc", "check", "number", "pad", "pad8", "pad16"})
 ROWS_SHOWN = 200
 
 

@@ -251,16 +251,14 @@ class _Case:
         longer = [one for one in all_transfers if one.is_longer and one.excess_s > 0]
         if longer:
             longer = [one for one in longer if one.excess_s * 4 >= longer[0].excess_s]
+        if longer and (crowded := links.crowded(self._ranks)) is not None:
+            return self._by_connections(crowded, longer)
         groups = {self._affected(one) for one in longer}
         for among in (groups, None) if groups else (None,):
             ways = links.ways(self._ranks, among)
             found = links.full(ways) or links.lossy(ways, len(self._ranks)) or links.unread(self._ranks, ways)
             if found is not None:
-                lines = [self._takes_longer(one) for one in longer[:2]]
-                chosen = self._by_links(found, None, lines)
-                assert chosen is not None
-                path = self._slow_path(found.ranks, longer)
-                return replace(chosen, path=(*path, *chosen.path), first_s=self._began(found.ranks, by_own=False))
+                return self._by_connections(found, longer)
         if not longer:
             return None
         common = frozenset.intersection(*(one.members for one in longer))
@@ -268,6 +266,12 @@ class _Case:
         if len(longer) > 1 and len(common) == 1:
             return self._named("network", sorted(common), lines, 0.5, None)
         return self._nobody([*lines, "no connection says which of them it is"], 0.3)
+
+    def _by_connections(self, found: Found, longer: Sequence[Transfer]) -> RootCause:
+        chosen = self._by_links(found, None, [self._takes_longer(one) for one in longer[:2]])
+        assert chosen is not None
+        path = self._slow_path(found.ranks, longer)
+        return replace(chosen, path=(*path, *chosen.path), first_s=self._began(found.ranks, by_own=False))
 
     def _affected(self, one: Transfer) -> frozenset[int]:
         comm, _, source, target = one.key

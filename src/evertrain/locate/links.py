@@ -1,6 +1,7 @@
 """What do TCP connections say of the way between two ranks? Each is compared with itself before.
 
     time-outs in a row        nothing comes through; so it is with every connection of an end that is cut off
+    more than the job's own   others fill the network of a node
     not sent, and busy        less goes out than is wanted: bandwidth, of the sender's side where it is the same to all
     sent, and not acked       what was sent is lost
     no room at the receiver   it does not read
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from evertrain.model.collectives import Component, Flow, RankTrace
+from evertrain.model.collectives import Component, Flow, Period, RankTrace
 
 _BACKOFF = 2
 _BUSY, _BUSIER = 0.45, 0.15
@@ -25,6 +26,7 @@ _NOTSENT, _MORE_NOTSENT = 64 << 10, 3.0
 _LOST, _FEWEST_SENT = 0.02, 64 << 10
 _NO_ROOM = 0.3
 _UNREAD = 4096
+_FOREIGN, _FOREIGN_USUALLY, _FOREIGN_RATE = 0.5, 0.3, 1e6
 _ALIKE = 0.5
 """Connections that show less than this part of the worst show its consequences."""
 _MOST_LINES = 6
@@ -78,6 +80,47 @@ def cut(ranks: Mapping[int, RankTrace]) -> Found | None:
     if not odd:
         return None
     return _found("network", odd, everything, len(ranks), tuple(_timeouts(odd)), 0.9)
+
+
+def crowded(ranks: Mapping[int, RankTrace]) -> Found | None:
+    """Ranks whose network carries much that is not the job's, and did not before."""
+    now = _foreign({rank: one.now for rank, one in ranks.items()}, {rank: one.node for rank, one in ranks.items()})
+    before = _foreign(
+        {rank: one.before for rank, one in ranks.items()}, {rank: one.node for rank, one in ranks.items()}
+    )
+    chosen = {
+        node: share
+        for node, (share, rate) in now.items()
+        if share >= _FOREIGN and rate >= _FOREIGN_RATE and before.get(node, (0.0, 0.0))[0] < _FOREIGN_USUALLY
+    }
+    named = tuple(rank for rank, one in ranks.items() if one.node in chosen)
+    if not named or 2 * len(named) > len(ranks):
+        return None
+    lines = [
+        f"{node}: {share:.0%} of what its network carries is not this job's (before: {before.get(node, (0, 0))[0]:.0%})"
+        for node, share in list(chosen.items())[:_MOST_LINES]
+    ]
+    return Found("network", named, None, tuple(lines), 0.85)
+
+
+def _foreign(periods: Mapping[int, Period], nodes: Mapping[int, str]) -> dict[str, tuple[float, float]]:
+    """By node, the part of its traffic that is not between ranks, and how much that is in bytes a second."""
+    own: Counter[str] = Counter()
+    wire: dict[str, tuple[int, float]] = {}
+    for rank, period in periods.items():
+        node = nodes[rank]
+        for flow in period.flows:
+            own[node] += flow.sent
+            if flow.peer in nodes and nodes[flow.peer] != node:
+                own[nodes[flow.peer]] += flow.sent
+        if period.host is not None:
+            # ranks of one node share its interfaces
+            wire[node] = max(wire.get(node, (0, 0.0)), (period.host.wire_bytes, period.host.seconds))
+    return {
+        node: (1 - min(own[node] / total, 1.0), max(0, total - own[node]) / seconds)
+        for node, (total, seconds) in wire.items()
+        if total > 0 and seconds > 0
+    }
 
 
 def full(found: Sequence[Way]) -> Found | None:

@@ -141,6 +141,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     throttled: int = 0
     """Periods of its cgroup's quota."""
     read_bytes: int = 0
+    wire_bytes: int = 0
+    """That interfaces of its network sent and received, whoever they are of."""
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):

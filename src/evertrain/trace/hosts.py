@@ -14,6 +14,8 @@ from evertrain.trace.cgroups import Groups
 
 _MANY_THREADS = 8
 _MANY_EVERY_NS = 500_000_000
+_WIRE_EVERY_NS = 1_000_000_000
+_MOST_INTERFACES = 64 << 10
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 _HOST = layout.KINDS["host"]
 UNKNOWN_CARRIER = 255
@@ -38,6 +40,8 @@ class Host:
         self._device = device
         self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         self._io = _opened(f"/proc/{pid}/io")
+        self._interfaces = _opened(f"/proc/{pid}/net/dev")
+        self._wire_ns, self._wire_bytes = 0, -1
         self._tasks = _opened(f"/proc/{pid}/task", os.O_DIRECTORY)
         self._groups = Groups(pid)
         self._threads: dict[str, tuple[int, int]] = {}
@@ -49,10 +53,10 @@ class Host:
         """Letter, as of the last look."""
 
     def close(self) -> None:
-        for descriptor in (self._stat, self._io, self._tasks):
+        for descriptor in (self._stat, self._io, self._tasks, self._interfaces):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._stat = self._io = self._tasks = -1
+        self._stat = self._io = self._tasks = self._interfaces = -1
 
     def look(self, now_ns: int, carrier: bool | None) -> bytes | None:
         """A record without its number, of all since the last look; None: there is nothing to compare yet, or it has
@@ -81,7 +85,7 @@ class Host:
             now_ns, min(dt_us, layout.UNSEEN), min(threads, 0xFFFF), fields[0][0], self._groups.is_frozen(),
             cpu_us, delay_us, passed.throttled_us, passed.throttled,
             UNKNOWN_CARRIER if carrier is None else carrier, 0, 0,
-            passed.faults, passed.read_bytes, passed.wrote_bytes, 0,
+            passed.faults, passed.read_bytes, passed.wrote_bytes, self._wire(now_ns),
         )[8:]  # fmt: skip
 
     def _scheduled(self, now_ns: int, threads: int, ticks: int) -> tuple[int, int]:
@@ -117,6 +121,23 @@ class Host:
             return None
         finally:
             os.close(descriptor)
+
+    def _wire(self, now_ns: int) -> int:
+        """Bytes that the interfaces of its network, but the loopback, have sent and received since they were read last;
+        once a second: there may be hundreds of them."""
+        if self._interfaces < 0 or now_ns - self._wire_ns < _WIRE_EVERY_NS:
+            return 0
+        try:
+            lines = os.pread(self._interfaces, _MOST_INTERFACES, 0).splitlines()[2:]
+            total = 0
+            for line in lines:
+                name, _, counts = line.partition(b":")
+                if name.strip() != b"lo" and len(fields := counts.split()) > 8:
+                    total += int(fields[0]) + int(fields[8])
+        except (OSError, ValueError):
+            return 0
+        before, self._wire_bytes, self._wire_ns = self._wire_bytes, total, now_ns
+        return max(0, total - before) if before >= 0 else 0
 
     def _storage(self) -> tuple[int, int]:
         """Bytes that it had read from storage and written there; 0 where that is not ours to see."""

@@ -173,7 +173,7 @@ HOST: tuple[Field, ...] = (
     ("faults", "u64"),  # major, delta
     ("read_bytes", "u64"),  # delta
     ("wrote_bytes", "u64"),  # delta
-    ("pad64", "u64"),
+    ("wire_bytes", "u64"),  # delta, all that interfaces of its network sent and received, whoever it is of
 )
 COMMUNICATOR: tuple[Field, ...] = (
     ("t", "u64"),

@@ -321,6 +321,7 @@ def _host(rows: Rows, start_ns: int, end_ns: int) -> Host | None:
         throttled_s=total("throttled_us") / 1e6,
         throttled=total("throttled"),
         read_bytes=total("read_bytes"),
+        wire_bytes=total("wire_bytes"),
     )
 
 

@@ -147,7 +147,7 @@ struct ev_host {
     uint64_t faults;
     uint64_t read_bytes;
     uint64_t wrote_bytes;
-    uint64_t pad64;
+    uint64_t wire_bytes;
     uint32_t crc;
     uint32_t check;
 };

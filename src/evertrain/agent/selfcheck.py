@@ -125,7 +125,7 @@ async def run(
 async def _named(name: str, check: Awaitable[str]) -> Check:
     try:
         detail = await check
-        return Check(name=name, passed=True, detail=detail, is_odd=isinstance(detail, Odd))
+        return Check(name=name, passed=True, detail=str(detail), is_odd=isinstance(detail, Odd))
     except Wrong as wrong:
         return Check(name=name, passed=False, detail=str(wrong))
     except Exception as error:  # a bug of ours, or something that nobody has thought of: the agent lives on

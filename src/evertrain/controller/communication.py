@@ -35,7 +35,7 @@ from evertrain.model.windows import JobWindow
 _log = logging.getLogger(__name__)
 
 COLLECT_S = 1.2
-"""So long nodes are waited for; what is missing by then is looked for the next time."""
+"""So long nodes are waited for, once most have answered; what is missing by then is looked for the next time."""
 _BEFORE_S = 12.0
 """With this much of the past what is now is compared, or three times as much as it lasts."""
 _MARGIN_S = 0.5
@@ -63,7 +63,7 @@ class Communication:
         self._attempt = 0
         self._watched: tuple[int, ...] = ()
         self._declared = False
-        """Some rank is in a phase that explains what others wait for."""
+        """Some rank is in a phase that explains what others wait for; the first steps take as long as they take."""
         self._series = 0
         """The newest looks at a slow job that have begun an episode."""
         self._noted: CollectivesOdd | CollectivesWell | None = None
@@ -100,7 +100,10 @@ class Communication:
     def look(self, state: JobState, picture: Picture, now: float) -> None:
         """Choose whom to watch; ask all ranks when that is due, and judge what they have said."""
         self._choose(state, now)
-        self._declared = any(page.phase not in _TRAINING for page in picture.pages(self._attempt).values())
+        pages = picture.pages(self._attempt).values()
+        steps = max((page.relative_step for page in pages), default=0)
+        is_new = 0 < steps < self._spec.config.metrics.warm_up_steps
+        self._declared = is_new or any(page.phase not in _TRAINING for page in pages)
         if self._noted is not None and self._is_known(state, self._noted):
             self._noted = None
         self._follow_others(state, now)

@@ -47,7 +47,14 @@ class _Open:
     ) -> None:
         self.order, self.nodes, self.asked_time, self.incident = order, nodes, asked_time, incident
         self.parts: dict[str, NodePart] = {}
-        self.deadline = time.monotonic() + collect_s
+        began = time.monotonic()
+        self.deadline, self._last_s = began + collect_s, began + max(collect_s, COLLECT_S)
+
+    @property
+    def is_late(self) -> bool:
+        """Most have answered and the others are late, or all are."""
+        now = time.monotonic()
+        return now >= (self.deadline if 2 * len(self.parts) >= len(self.nodes) else self._last_s)
 
 
 class Windows:
@@ -72,7 +79,7 @@ class Windows:
         attempt: int | None = None, now_s: float = 0.0, most: int = 256, collect_s: float | None = None,
     ) -> int | None:  # fmt: skip
         """The number of what will come; None: there is nobody to ask, or too much has been asked for. `now_s` and
-        `most` are the order's; after `collect_s` nobody is waited for any more."""
+        `most` are the order's; after `collect_s` nobody is waited for any more, if most have answered."""
         wanted = attempt if attempt is not None else state.attempt.number if state.attempt is not None else None
         found = next((one for one in state.attempts if one.number == wanted), None)
         if found is None:
@@ -102,7 +109,7 @@ class Windows:
         self._follow_incidents(state, now)
         for number, one in list(self._open.items()):
             waits = [node for node in one.nodes - one.parts.keys() if picture.connected(node)]
-            if waits and time.monotonic() < one.deadline:
+            if waits and not one.is_late:
                 continue
             del self._open[number]
             self._done[number] = window = self._whole(one)

@@ -71,6 +71,8 @@ class Trigger:
         self._gaps: deque[float] = deque(maxlen=_GAPS)
         self._usual_gap_s = 0.0
         self._learnt = 0
+        self._repeats = False
+        """Some operation comes again and again: the job is not at its beginning any more."""
         self._ranks: dict[int, _Rank] = {}
         self._episodes = 0
         self._odd_time = 0.0
@@ -142,7 +144,7 @@ class Trigger:
         return self._alarm("slow", pulse.rank, now - rank.row_time + 1.0, _slower(pulse, slow))
 
     def _stuck(self, pulse: Pulse) -> str | None:
-        if pulse.still_s is None or not pulse.in_flight or len(self._gaps) < _KNOWN:
+        if pulse.still_s is None or not pulse.in_flight or len(self._gaps) < _KNOWN or not self._repeats:
             return None
         usual_s = self._usual_gap_s
         if pulse.still_s < max(STILL_S, _STILL_GAPS * usual_s, _STILL_MARGIN * max(self._gaps)):
@@ -182,6 +184,7 @@ class Trigger:
                 usual = self._usual[key] = _Usual()
             if one.ended and one.interval_s > 0:
                 usual.take(one.interval_s)
+                self._repeats = self._repeats or usual.is_known
 
     def _alarm(self, symptom: Symptom, rank: int, for_s: float, evidence: str) -> Alarm | None:
         if self.symptom == symptom or self.symptom == "stuck":

@@ -132,7 +132,7 @@ def slow_copy(bed: Bed, rank: int, chance: random.Random) -> Iterator[Details]:
 
 @contextmanager
 def slow(bed: Bed, rank: int, chance: random.Random) -> Iterator[Details]:
-    bed.order(rank, slow=5)
+    bed.order(rank, slow=8)
     try:
         yield {}
     finally:
@@ -222,7 +222,7 @@ FAULTS = {
         Fault("link-down", "its link is down", ("network", "sender"), link_down, is_network=True),
         Fault("narrow", "it sends 40 Mbit/s instead of 400", ("sender",), narrow, is_network=True),
         Fault("slow-copy", "its accelerator's bus is slow", COMPUTES, slow_copy),
-        Fault("slow", "its accelerator takes 5 times as long", COMPUTES, slow),
+        Fault("slow", "its accelerator takes 8 times as long", COMPUTES, slow),
         Fault("burner", "others compute in its cgroup", ("host",), burner, needs="cgroup"),
         Fault("quota", "it gets 2 % of a core", ("host",), quota, needs="cgroup"),
         Fault("traffic", "others fill its link and another one", ("network",), traffic, is_network=True),

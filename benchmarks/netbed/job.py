@@ -22,7 +22,7 @@ from support import jobs
 SCRIPT = Path(__file__).with_name("paced_3d.py")
 MESH = "pp=2,dp=2,tp=2"
 SIZES = (
-    "--pp=2", "--dp=2", "--tp=2", "--layers=2", "--width=256", "--context=32", "--batch=4", "--microbatches=2",
+    "--pp=2", "--dp=2", "--tp=2", "--layers=2", "--width=192", "--context=32", "--batch=4", "--microbatches=2",
     "--steps=1000000", "--evaluate-every=1000000", "--print-every=100",
 )  # fmt: skip
 CONFIG = """\

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import subprocess
@@ -53,10 +52,14 @@ class Built:
         return Truth(done.stdout, done.stderr)
 
 
-@functools.cache
+_built: list[Built] = []
+
+
 def shared(factory: pytest.TempPathFactory) -> Built:
     """Compiled once a session."""
-    return Built(factory.mktemp("nccl"))
+    if not _built:
+        _built.append(Built(factory.mktemp("nccl")))
+    return _built[0]
 
 
 def environment(folder: Path, rank: int = RANK) -> dict[str, str]:

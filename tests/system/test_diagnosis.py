@@ -81,16 +81,17 @@ def diagnose(job: Job, *words: str) -> tuple[int, str]:
     return answer.returncode, answer.stdout + answer.stderr
 
 
+@pytest.mark.timeout(240)
 def test_by_hand_a_standby_is_tested_while_the_job_trains_and_goes_if_it_is_broken(start_job: StartJob) -> None:
     job = start_job(
         "train.py", nproc=1, flags=["--local-nodes=3", "--nnodes=2", "--standby=1"],
         args=["--sleep", "0.3", "--steps", "600"],
         environment={**CALM, "EVERTRAIN_DIAGNOSE_FAULT": "flip:node=node-2"},
     )  # fmt: skip
-    job.wait_for_step(3)
+    job.wait_until(lambda seen: (seen["step"] or 0) >= 3, "it trains", within_s=90)
     code, said = diagnose(job)
     assert code == 3 and "it trains on node-0, node-1, and tests take the machine" in said and "--nodes node-2" in said
-    job.wait_until(lambda seen: seen["nodes"][2]["state"] == "standby", "the spare node has tested itself")
+    job.wait_until(lambda seen: seen["nodes"][2]["state"] == "standby", "it has tested itself", within_s=90)
     code, said = diagnose(job, "--nodes", "node-2", "--suite", "nan", "--json")
     assert code == 2, said
     checks = json.loads(said)["checks"]
@@ -103,6 +104,7 @@ def test_by_hand_a_standby_is_tested_while_the_job_trains_and_goes_if_it_is_brok
     assert "elements are wrong" in "".join(incident["evidence"])
 
 
+@pytest.mark.timeout(240)
 def test_by_hand_a_job_that_waits_for_nodes_is_tested_and_starts_afterwards(start_job: StartJob) -> None:
     name, flags = f"waits-{jobs.SESSION}", ["--nnodes=2", "--rdzv-endpoint=localhost:29431", "--rdzv-backend=c10d"]
     more: dict[str, Any] = {"nproc": 1, "flags": flags, "args": ["--steps", "3"], "job": name, "environment": CALM}
@@ -116,6 +118,7 @@ def test_by_hand_a_job_that_waits_for_nodes_is_tested_and_starts_afterwards(star
     assert (first.wait(), second.wait()) == (0, 0)
 
 
+@pytest.mark.timeout(240)
 def test_a_machine_that_comes_as_a_standby_and_computes_wrongly_is_found_by_itself(tmp_path: Path) -> None:
     if why := machines.why_not():
         pytest.skip(why)
@@ -130,7 +133,7 @@ def test_a_machine_that_comes_as_a_standby_and_computes_wrongly_is_found_by_itse
             for one in (first, second)
         )  # fmt: skip
         status = job.wait_until(
-            lambda seen: [node["state"] for node in seen["nodes"]] == ["active", "evicted"], "it is found", within_s=100
+            lambda seen: [node["state"] for node in seen["nodes"]] == ["active", "evicted"], "it is found", within_s=150
         )
         assert status["attempt"] == 1, "training has gone on"
         (incident,) = job.incidents()

@@ -79,12 +79,19 @@ def of_job(job: KnownJob, since: float) -> RootCause:
     """A living one; if nothing has ended for longer than this, it is looked at again, so far back."""
     from evertrain.controller.communication import of_window
 
-    expected = {int(one["rank"]): str(one["node"]) for one in look.at(job).status["workers"]}
+    status = look.at(job).status
+    expected = {int(one["rank"]): str(one["node"]) for one in status["workers"]}
     window = _ask(job, since)
     longer = _still_s(window)
     if longer > since:
         window = _ask(job, min(longer, _MOST_NOW_S))
-    return of_window(window, None, expected)
+    found = of_window(window, None, expected)
+    if not any("NCCL" in line for line in status["active"]):
+        return found
+    from evertrain.trace import nccl_cause
+
+    scene = trace_source.window(job, since + _MARGIN_S)
+    return nccl_cause.stronger(found, nccl_cause.of_scene(scene, since + _MARGIN_S))
 
 
 def _ask(job: KnownJob, now_s: float) -> JobWindow:
@@ -104,7 +111,7 @@ def _still_s(window: JobWindow) -> float:
 def of_folder(where: Path, since: float) -> RootCause:
     """The rings of a dead job."""
     from evertrain.locate.collectives import judge
-    from evertrain.trace import looking
+    from evertrain.trace import looking, nccl_cause
     from evertrain.trace import scene as scenes
 
     if not where.exists() or not scenes.ring_files(where):
@@ -115,7 +122,7 @@ def of_folder(where: Path, since: float) -> RootCause:
     if still and min(still) > since:
         now_s = min(min(still), _MOST_NOW_S) + _MARGIN_S
         looks = looking.of_scene(scene, now_s=now_s, before_s=max(BEFORE_S, 3 * now_s))
-    return judge(looks)
+    return nccl_cause.stronger(judge(looks), nccl_cause.of_scene(scene, since + _MARGIN_S))
 
 
 def _of_incident(job: KnownJob, text: str) -> RootCause:

@@ -155,7 +155,7 @@ for number in range(1000):
     world.pg_group_ranks[group] = {0: 0}
     world.pg_names[group] = f"many {number}"
     began = time.perf_counter()
-    noted.note(page)
+    noted.note(page, 1)
     took += time.perf_counter() - began
 found = groups()
 for group in [group for group in world.pg_names if isinstance(group, Group)]:

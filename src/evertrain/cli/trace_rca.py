@@ -88,7 +88,7 @@ def of_job(job: KnownJob, since: float) -> RootCause:
     found = of_window(window, None, expected)
     if not any("NCCL" in line for line in status["active"]):
         return found
-    from evertrain.trace import nccl_cause
+    from evertrain.controller import nccl_cause
 
     scene = trace_source.window(job, since + _MARGIN_S)
     return nccl_cause.stronger(found, nccl_cause.of_scene(scene, since + _MARGIN_S))
@@ -110,8 +110,9 @@ def _still_s(window: JobWindow) -> float:
 
 def of_folder(where: Path, since: float) -> RootCause:
     """The rings of a dead job."""
+    from evertrain.controller import nccl_cause
     from evertrain.locate.collectives import judge
-    from evertrain.trace import looking, nccl_cause
+    from evertrain.trace import looking
     from evertrain.trace import scene as scenes
 
     if not where.exists() or not scenes.ring_files(where):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from evertrain.cli import main
+from evertrain.controller import nccl_cause
 from evertrain.model.collectives import RootCause
 from evertrain.model.tracing import HeadCause
-from evertrain.trace import nccl_cause
 from support import nccl
 
 OUTSIDE = RootCause(symptom="stuck", component="outside", ranks=(2,), nodes=("b",))
@@ -45,8 +45,9 @@ def test_who_never_came_explains_what_is_seen_inside() -> None:
 
 @pytest.mark.skipif(bool(nccl.MISSING), reason=nccl.MISSING)
 def test_the_rings_of_a_dead_job_name_the_rank_whose_gpu_is_slow(
-    built: nccl.Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    built = nccl.shared(tmp_path_factory)
     found: dict[str, object] = {}
     for pace in (1, 3, 6):  # where other work keeps the cores busy, a small fault is drowned, and nobody may be named
         folder = tmp_path / str(pace)

@@ -118,6 +118,7 @@ def test_by_hand_a_job_that_waits_for_nodes_is_tested_and_starts_afterwards(star
     assert (first.wait(), second.wait()) == (0, 0)
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(240)
 def test_a_machine_that_comes_as_a_standby_and_computes_wrongly_is_found_by_itself(tmp_path: Path) -> None:
     if why := machines.why_not():

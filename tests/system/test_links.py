@@ -52,6 +52,7 @@ def named(first: Host, second: Host) -> str:
     return f"the link of {first.name} and {second.name} is bad, each is well towards others"
 
 
+@pytest.mark.matrix
 def test_where_all_is_well_nothing_is_said(four: list[Host], server: Path, tmp_path: Path) -> None:
     for host in four:
         host.shape(USUAL)

@@ -65,6 +65,7 @@ def test_a_node_that_spoils_the_job_alone_is_found_by_replays_of_it(start_job: S
     assert "replay" in shown and "they meet at node-4" in shown, shown
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(450)
 def test_numbers_that_the_code_spoils_cost_no_node_its_place(start_job: StartJob) -> None:
     everywhere = ";".join(f"flip:node=node-{number},matmul=1" for number in range(6))

@@ -151,7 +151,7 @@ def _hurt(job: jobs.Job, fault: Fault, rank: int) -> float:
 
 def _named(job: jobs.Job, fault: Fault) -> Json | None:
     """The first incident that says who it is, or for which something was done without saying it."""
-    found = job.peek_incidents()
+    found = [one for one in job.peek_incidents() if faults.by_stacks(one)]
     if not fault.in_circle:
         found = [one for one in found if one["ranks"] or one["action"] not in ("none", "capture")]
     return found[0] if found else None

@@ -78,6 +78,11 @@ FAULTS = {
 }  # fmt: skip
 
 
+def by_stacks(incident: Mapping[str, Any]) -> bool:
+    """Whether the hang's own look has spoken; the records of collectives often say something earlier."""
+    return not str(incident["cause"]).startswith("communication ")
+
+
 def kind_of(incident: Mapping[str, Any]) -> str:
     """The class that an incident names; without stacks it is what the cause says: loader, of `hang (loader)`."""
     found = re.search(r"\(([a-z]+)\)", incident["cause"])

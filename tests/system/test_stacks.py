@@ -72,7 +72,7 @@ def verdict(job: Job, fault: Fault, *, within_s: float = 20.0) -> Json:
     """The incident, once it says who it is and something has been decided."""
 
     def named() -> Json | None:
-        found = [one for one in job.peek_incidents() if one["ranks"] or fault.in_circle]
+        found = [one for one in job.peek_incidents() if (one["ranks"] or fault.in_circle) and faults.by_stacks(one)]
         return found[0] if found and found[0]["action"] not in ("none", "capture") else None
 
     found = eventually(named, f"{fault.name} is named", within_s=within_s, story=job.story)

@@ -5,52 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
-from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
 
-from evertrain.controller import capture_files, captures, server
+from evertrain.controller import capture_files, captures
 from evertrain.controller import conductor as conducting
-from evertrain.controller.conductor import Conductor
-from evertrain.controller.store import EventStore
 from evertrain.decide import captures as rules
 from evertrain.locate import culprit
 from evertrain.model.capture_records import CaptureAsked, CaptureReason, HangLocated
 from evertrain.model.records import TermStarted
-from evertrain.model.report import Desired
 from evertrain.model.stacks import Located, NodeCapture, RecorderDumps
+from support.conducted import Served, served, until
 from support.stuck import SLEEP, Job
-from support.world import World
 
 Json = dict[str, Any]
 
 
-async def until(condition: Callable[[], object], what: str, within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        await asyncio.sleep(0.005)
-
-
-class Serving:
-    """A job of two nodes with two ranks each; its agents are this test."""
-
-    def __init__(self, world: World, conductor: Conductor, url: str, session: aiohttp.ClientSession) -> None:
-        self.world, self.conductor, self.url, self.session = world, conductor, url, session
-        self.orders: dict[str, Desired] = {}
-        for node in world.nodes:
-            conductor.connect(node, lambda order, node=node: self.orders.__setitem__(node, order))  # type: ignore[misc]
-
-    async def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        async with self.session.request(method, f"{self.url}{path}", data=body) as answer:
-            return answer.status, await answer.json()
-
+class Serving(Served):
     async def ordered(self) -> int:
         """A user asks; the number, once both agents have been told."""
         status, answer = await self.ask("POST", "/v1/captures")
@@ -91,26 +67,8 @@ def seen(number: int = 1, node: str = "node-0", **different: Any) -> NodeCapture
 
 @pytest.fixture
 async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serving]:
-    monkeypatch.setattr(conducting, "_SILENT_HEARTBEATS", 1e6)
-    world = World(mesh="dp=4")
-    world.turns()
-    world.train(3)
-    world.turns()
-    world.spec = replace(world.spec, run_dir=str(tmp_path), database=str(tmp_path / "events.db"), mesh="dp=4")
-    store = EventStore(tmp_path / "events.db")
-    conductor = Conductor(world.spec, world.state, store)
-    for node in world.nodes.values():
-        assert node.heard is not None
-        conductor._nodes[node.name] = replace(node.heard, connected=True)
-        conductor._heard[node.name] = time.monotonic()
-    running = asyncio.create_task(conductor.run())
-    headers = {"Authorization": "Bearer secret"}
-    app = server.build(world.spec, conductor, "secret")
-    async with TestServer(app) as port, aiohttp.ClientSession(headers=headers) as session:
-        yield Serving(world, conductor, str(port.make_url("")).rstrip("/"), session)
-    assert not running.done(), "nothing of this may end the conductor"
-    running.cancel()
-    await asyncio.to_thread(store.close)
+    async with served(tmp_path, monkeypatch) as parts:
+        yield Serving(*parts)
 
 
 async def test_a_look_of_the_user_comes_back_merged_and_judged(serving: Serving, tmp_path: Path) -> None:

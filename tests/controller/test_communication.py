@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from evertrain.controller import conductor as conducting
 from evertrain.controller import views
 from evertrain.controller.communication import COLLECT_S, of_window
 from evertrain.controller.conductor import Conductor
-from evertrain.controller.store import EventStore
 from evertrain.model.collectives import NodeTrace, Pulse
-from evertrain.model.report import Desired, Report
+from evertrain.model.report import Report
 from evertrain.model.windows import JobWindow, NodePart, WindowOrder, pack
 from support.collective_faults import asleep, link_down
 from support.collectives import Fault, Job
+from support.conducted import Conducted, conducted, until
 from support.world import World
 
 START = 14.0
 
 
-async def until(condition: Callable[[], object], what: str, within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        await asyncio.sleep(0.01)
-
-
-class Watching:
-    """A job of two nodes with two ranks each."""
-
+class Watching(Conducted):
     def __init__(self, world: World, conductor: Conductor) -> None:
-        self.world, self.conductor = world, conductor
-        self.orders: dict[str, Desired] = {}
+        super().__init__(world, conductor)
         self.job = Job({"dp": 4})
         self.silent: set[str] = set()
         self.answered: list[WindowOrder] = []
-        for node in world.nodes:
-            conductor.connect(node, lambda order, node=node: self.orders.__setitem__(node, order))  # type: ignore[misc]
 
     def play(self, fault: Fault, seconds: float) -> None:
         self.job = Job({"dp": 4}, fault=fault).run(seconds)
@@ -102,23 +89,8 @@ class Watching:
 
 @pytest.fixture
 async def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watching]:
-    monkeypatch.setattr(conducting, "_SILENT_HEARTBEATS", 1e6)
-    world = World(mesh="dp=4")
-    world.turns()
-    world.train(3)
-    world.turns()
-    world.spec = replace(world.spec, run_dir=str(tmp_path), database=str(tmp_path / "events.db"), mesh="dp=4")
-    store = EventStore(tmp_path / "events.db")
-    conductor = Conductor(world.spec, world.state, store)
-    for node in world.nodes.values():
-        assert node.heard is not None
-        conductor._nodes[node.name] = replace(node.heard, connected=True)
-        conductor._heard[node.name] = time.monotonic()
-    running = asyncio.create_task(conductor.run())
-    yield Watching(world, conductor)
-    assert not running.done(), "nothing of this may end the conductor"
-    running.cancel()
-    await asyncio.to_thread(store.close)
+    async with conducted(tmp_path, monkeypatch) as parts:
+        yield Watching(*parts)
 
 
 async def test_one_rank_of_a_group_is_watched_and_a_fault_of_another_is_found(watching: Watching) -> None:

@@ -4,45 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp.test_utils import TestServer
-from msgspec.structs import replace
 
-from evertrain.controller import conductor as conducting
-from evertrain.controller import server, window_files, windows
-from evertrain.controller.conductor import Conductor
-from evertrain.controller.store import EventStore
-from evertrain.model.report import Desired
+from evertrain.controller import window_files, windows
 from evertrain.model.windows import JobWindow, NodePart, NodeWindow, WindowOrder, decode, pack, unpack
-from support.world import World
+from support.conducted import Served, served, until
 
 
-async def until(condition: Callable[[], object], what: str, within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        await asyncio.sleep(0.005)
-
-
-class Serving:
-    """A job of two nodes with two ranks each; its agents are this test."""
-
-    def __init__(self, world: World, conductor: Conductor, url: str, session: aiohttp.ClientSession) -> None:
-        self.world, self.conductor, self.url, self.session = world, conductor, url, session
-        self.orders: dict[str, Desired] = {}
-        for node in world.nodes:
-            conductor.connect(node, lambda order, node=node: self.orders.__setitem__(node, order))  # type: ignore[misc]
-
-    async def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        async with self.session.request(method, f"{self.url}{path}", data=body) as answer:
-            is_json = answer.content_type == "application/json"
-            return answer.status, await answer.json() if is_json else await answer.read()
-
+class Serving(Served):
     async def ordered(self, wish: bytes = b"{}") -> WindowOrder:
         """What the agents are told, once both are."""
         status, answer = await self.ask("POST", "/v1/windows", wish)
@@ -74,26 +47,8 @@ class Serving:
 
 @pytest.fixture
 async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serving]:
-    monkeypatch.setattr(conducting, "_SILENT_HEARTBEATS", 1e6)
-    world = World(mesh="dp=4")
-    world.turns()
-    world.train(3)
-    world.turns()
-    world.spec = replace(world.spec, run_dir=str(tmp_path), database=str(tmp_path / "events.db"), mesh="dp=4")
-    store = EventStore(tmp_path / "events.db")
-    conductor = Conductor(world.spec, world.state, store)
-    for node in world.nodes.values():
-        assert node.heard is not None
-        conductor._nodes[node.name] = replace(node.heard, connected=True)
-        conductor._heard[node.name] = time.monotonic()
-    running = asyncio.create_task(conductor.run())
-    headers = {"Authorization": "Bearer secret"}
-    app = server.build(world.spec, conductor, "secret")
-    async with TestServer(app) as port, aiohttp.ClientSession(headers=headers) as session:
-        yield Serving(world, conductor, str(port.make_url("")).rstrip("/"), session)
-    assert not running.done(), "nothing of this may end the conductor"
-    running.cancel()
-    await asyncio.to_thread(store.close)
+    async with served(tmp_path, monkeypatch) as parts:
+        yield Serving(*parts)
 
 
 async def test_what_all_nodes_send_comes_back_as_it_was(serving: Serving) -> None:

@@ -18,10 +18,9 @@ from aiohttp import web
 
 from evertrain.agent.aside import aside
 from evertrain.controller import captures
+from evertrain.controller.bodies import body_of, wish_of, wrong
 from evertrain.controller.capture_files import MOST
 from evertrain.controller.conductor import Conductor
-
-_PIECE_BYTES = 256 << 10
 
 Json = dict[str, Any]
 
@@ -70,10 +69,9 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
         return web.Response(body=content, content_type="application/msgpack")
 
     async def ask(request: web.Request) -> web.Response:
-        try:
-            wish = msgspec.json.decode(await request.read() or b"{}", type=_Wish)
-        except msgspec.MsgspecError as error:
-            return wrong(400, str(error))
+        wish = await wish_of(request, _Wish)
+        if isinstance(wish, web.Response):
+            return wish
         number = conductor.request_capture(dumps=wish.dumps)
         if number is None:
             return wrong(409, "no rank runs now")
@@ -118,17 +116,3 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
         web.put(r"/v1/captures/{number:\d{1,9}}/{node}", take),
         web.put(r"/v1/captures/{number:\d{1,9}}/{node}/recorders", take_dumps),
     ]
-
-
-async def body_of(request: web.Request, most_bytes: int) -> bytes | None:
-    """As it comes, for the limit of other requests is lower; None: it is more than that."""
-    body = bytearray()
-    async for piece in request.content.iter_chunked(_PIECE_BYTES):
-        body += piece
-        if len(body) > most_bytes:
-            return None
-    return bytes(body)
-
-
-def wrong(status: int, line: str) -> web.Response:
-    return web.json_response({"error": " ".join(line.split())}, status=status)

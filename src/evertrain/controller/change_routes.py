@@ -17,6 +17,7 @@ from aiohttp import web
 
 from evertrain.agent.aside import aside
 from evertrain.controller import code_views, scopes
+from evertrain.controller.bodies import wish_of
 from evertrain.controller.code_store import CodeStore
 from evertrain.controller.conductor import Conductor
 from evertrain.decide import changes, rollback
@@ -47,10 +48,9 @@ class _ChangeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 def routes(conductor: Conductor, config: CodeConfig) -> list[web.RouteDef]:
     async def ask(request: web.Request) -> web.Response:
-        try:
-            wanted = msgspec.json.decode(await request.read(), type=_ChangeRequest)
-        except msgspec.DecodeError as error:
-            return web.json_response({"error": str(error)}, status=400)
+        wanted = await wish_of(request, _ChangeRequest)
+        if isinstance(wanted, web.Response):
+            return wanted
         within_s = config.within_s if wanted.within_s is None else wanted.within_s
         wish = changes.Wish(
             change=wanted.change[:100],

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from evertrain.agent.aside import aside
 from evertrain.controller import scopes
+from evertrain.controller.bodies import wrong
 from evertrain.controller.conductor import Conductor
 from evertrain.model.spec import ControllerSpec
 from evertrain.versions.errors import ArchiveError
@@ -29,7 +30,7 @@ def routes(spec: ControllerSpec, conductor: Conductor) -> list[web.RouteDef]:
         digest = request.match_info["digest"]
         path = conductor.code.path(digest)
         if not await aside("code", path.is_file):
-            return _wrong(404, f"no version with the digest {digest} is kept here")
+            return wrong(404, f"no version with the digest {digest} is kept here")
         return web.FileResponse(path, headers={"Content-Type": "application/gzip"})
 
     async def take(request: web.Request) -> web.StreamResponse:
@@ -41,19 +42,19 @@ def routes(spec: ControllerSpec, conductor: Conductor) -> list[web.RouteDef]:
             code = await conductor.code.put(digest, request.content.iter_chunked(_PIECE_BYTES))
         except ArchiveError as error:
             scopes.audit(conductor, request, "upload", "refused", f"{digest}: {error}")
-            return _wrong(400, str(error))
+            return wrong(400, str(error))
         except (aiohttp.ClientPayloadError, web.RequestPayloadError, ConnectionError) as error:
-            return _wrong(400, f"the archive has not come to its end: {error}")
+            return wrong(400, f"the archive has not come to its end: {error}")
         except OSError as error:
             where = error.filename or conductor.code.path(digest)
-            return _wrong(507, f"the archive cannot be kept: {where}: {error.strerror or error}")
+            return wrong(507, f"the archive cannot be kept: {where}: {error.strerror or error}")
         scopes.audit(conductor, request, "upload", "done", f"{digest}: {code.files} files, {code.bytes:,} bytes")
         return web.json_response({"digest": digest, "files": code.files, "bytes": code.bytes}, status=201)
 
     def checked(handler: _Handler) -> _Handler:
         async def check(request: web.Request) -> web.StreamResponse:
             if not _DIGEST.fullmatch(request.match_info["digest"]):
-                return _wrong(400, "a digest has 64 digits of 0-9 and a-f")
+                return wrong(400, "a digest has 64 digits of 0-9 and a-f")
             return await handler(request)
 
         return check
@@ -63,7 +64,3 @@ def routes(spec: ControllerSpec, conductor: Conductor) -> list[web.RouteDef]:
         web.get("/v1/code/{digest}", checked(give), allow_head=False),
         web.put("/v1/code/{digest}", checked(take)),
     ]
-
-
-def _wrong(status: int, line: str) -> web.Response:
-    return web.json_response({"error": " ".join(line.split())}, status=status)

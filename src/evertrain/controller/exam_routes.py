@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from evertrain.controller import check_views
+from evertrain.controller.bodies import wish_of, wrong
 from evertrain.controller.conductor import Conductor
 from evertrain.model.diagnosis import Symptom
 
@@ -24,13 +25,12 @@ class _Wish(msgspec.Struct, forbid_unknown_fields=True):
 
 def routes(conductor: Conductor) -> list[web.RouteDef]:
     async def ask(request: web.Request) -> web.Response:
-        try:
-            wish = msgspec.json.decode(await request.read() or b"{}", type=_Wish)
-        except msgspec.MsgspecError as error:
-            return web.json_response({"error": str(error)}, status=400)
+        wish = await wish_of(request, _Wish)
+        if isinstance(wish, web.Response):
+            return wish
         answer = conductor.examine(wish.nodes, wish.suite, wish.budget_s)
         if isinstance(answer, str):
-            return web.json_response({"error": answer}, status=409)
+            return wrong(409, answer)
         return web.json_response({"exam": answer}, status=202)
 
     async def look(request: web.Request) -> web.Response:

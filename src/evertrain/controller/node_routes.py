@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from evertrain.controller import node_views
+from evertrain.controller.bodies import wish_of, wrong
 from evertrain.controller.conductor import Conductor
 from evertrain.model.records import AllowAsked, DrainAsked
 
@@ -29,14 +30,13 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
         return await ask(request, DrainAsked)
 
     async def ask(request: web.Request, kind: type[AllowAsked] | type[DrainAsked]) -> web.Response:
-        try:
-            wish = msgspec.json.decode(await request.read() or b"{}", type=_Wish)
-        except msgspec.DecodeError as error:
-            return web.json_response({"error": str(error)}, status=400)
+        wish = await wish_of(request, _Wish)
+        if isinstance(wish, web.Response):
+            return wish
         node = request.match_info["node"]
         # when: the conductor knows
         if refusal := conductor.ask(kind(time=0.0, node=node, because=wish.because)):
-            return web.json_response({"error": refusal}, status=409)
+            return wrong(409, refusal)
         return web.json_response({"node": node, "time": conductor.now()}, status=202)
 
     return [

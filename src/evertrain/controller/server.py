@@ -28,6 +28,7 @@ from evertrain.controller import (
     views,
     window_routes,
 )
+from evertrain.controller.bodies import wish_of
 from evertrain.controller.clocks import AgentClock
 from evertrain.controller.conductor import Conductor
 from evertrain.decide import changes
@@ -151,20 +152,18 @@ class _SignalRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def _stop(request: web.Request) -> web.Response:
-    try:
-        wanted = msgspec.json.decode(await request.read() or b"{}", type=_StopRequest)
-    except msgspec.DecodeError as error:
-        return web.json_response({"error": str(error)}, status=400)
+    wanted = await wish_of(request, _StopRequest)
+    if isinstance(wanted, web.Response):
+        return wanted
     request.app[_CONDUCTOR].request_stop(wanted.signal, wanted.reason)
     return web.json_response({"stopping": True}, status=202)
 
 
 async def _restart(request: web.Request) -> web.Response:
     """409 with the reason where it cannot be done (`wrong_usage`: nor later), 503 where that is not known yet."""
-    try:
-        wanted = msgspec.json.decode(await request.read(), type=_RestartRequest)
-    except msgspec.DecodeError as error:
-        return web.json_response({"error": str(error)}, status=400)
+    wanted = await wish_of(request, _RestartRequest)
+    if isinstance(wanted, web.Response):
+        return wanted
     if wanted.changes_code and not scopes.may_change_code(request):
         conductor, spec = request.app[_CONDUCTOR], request.app[_SPEC]
         return scopes.refused(conductor, request, spec, "restart", wanted.author or None)
@@ -206,10 +205,9 @@ async def _restarted(request: web.Request) -> web.Response:
 
 
 async def _signals(request: web.Request) -> web.Response:
-    try:
-        raised = msgspec.json.decode(await request.read(), type=_SignalRequest)
-    except msgspec.DecodeError as error:
-        return web.json_response({"error": str(error)}, status=400)
+    raised = await wish_of(request, _SignalRequest)
+    if isinstance(raised, web.Response):
+        return raised
     if raised.node not in request.app[_CONDUCTOR].state.known_nodes():
         return web.json_response({"error": f"no node {raised.node!r} in this job"}, status=404)
     request.app[_CONDUCTOR].raise_signal(raised.node, raised.kind, raised.evidence)
@@ -218,10 +216,9 @@ async def _signals(request: web.Request) -> web.Response:
 
 async def _join(request: web.Request) -> web.Response:
     """A seat for a node of a job on several machines, and what its processes need to know."""
-    try:
-        wish = msgspec.json.decode(await request.read(), type=Wish)
-    except msgspec.DecodeError as error:
-        return web.json_response({"error": str(error)}, status=400)
+    wish = await wish_of(request, Wish)
+    if isinstance(wish, web.Response):
+        return wish
     spec = request.app[_SPEC]
     admitted = await request.app[_CONDUCTOR].admit(wish)
     if isinstance(admitted, Refusal):

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from evertrain.agent.aside import aside
 from evertrain.controller import windows
-from evertrain.controller.capture_routes import body_of, wrong
+from evertrain.controller.bodies import body_of, wish_of, wrong
 from evertrain.controller.conductor import Conductor
 from evertrain.model.windows import encode
 
@@ -27,10 +27,9 @@ class _Wish(msgspec.Struct, forbid_unknown_fields=True):
 
 def routes(conductor: Conductor) -> list[web.RouteDef]:
     async def ask(request: web.Request) -> web.Response:
-        try:
-            wish = msgspec.json.decode(await request.read() or b"{}", type=_Wish)
-        except msgspec.MsgspecError as error:
-            return wrong(400, str(error))
+        wish = await wish_of(request, _Wish)
+        if isinstance(wish, web.Response):
+            return wish
         if not 0 < wish.seconds <= windows.MOST_SECONDS:
             return wrong(400, f"seconds: {wish.seconds:g} is not above 0 and at most {windows.MOST_SECONDS:g}")
         if not 0 <= wish.now_s <= windows.MOST_SECONDS:

@@ -30,8 +30,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from harness import ROOT, parser, print_table, run_to_end, write_report
-from lab import Lab, NotMeasured
+from harness import ROOT, NotMeasured, parser, print_table, run_to_end, write_report
+from lab import Lab
 
 sys.path.append(str(ROOT / "tests"))  # what plays nodes and machines for the tests plays them here too
 

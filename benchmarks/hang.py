@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -34,11 +33,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness import BIN, ROOT, clean_environment, parser, print_table, run_to_end, write_report
+import own_job
+from harness import BIN, ROOT, NotMeasured, clean_environment, parser, print_table, run_to_end, write_report
 
 sys.path.append(str(ROOT / "tests"))
 
-from support import dead_disk, faults, jobs, leftovers
+from support import dead_disk, faults, jobs
 from support.faults import FAULTS, Fault
 
 SCRIPT = ROOT / "tests/support/scripts/faulty_3d.py"
@@ -61,10 +61,6 @@ RANKS = (5, 3, 6, 0, 7, 2, 4, 1)
 Json = dict[str, Any]
 
 
-class NotMeasured(Exception):
-    """A job that did not do what was to be measured."""
-
-
 @dataclass(frozen=True)
 class Trial:
     rank: int
@@ -79,26 +75,11 @@ class Trial:
 
 @contextmanager
 def running(args: Sequence[str | Path], nodes: int = faults.NODES, *, config: str = "") -> Iterator[jobs.Job]:
-    """A job in a folder of its own, of which nothing is left in the end."""
-    folder = Path(tempfile.mkdtemp(prefix="hang-"))
     flags = [f"--local-nodes={nodes + 1}", f"--nnodes={nodes}", "--standby=1", f"--mesh={faults.MESH}"]
-    if config:
-        (folder / "config.yaml").write_text(config)
-        flags += ["--config", "config.yaml"]
-    job = jobs.start(
-        folder, SCRIPT, nproc=faults.RANKS // nodes, flags=flags, args=[*faults.SIZES, *args], job=folder.name,
-        environment={"OMP_NUM_THREADS": "1"}, without=("PYTHON", "OMP_"),
-    )  # fmt: skip
-    try:
+    with own_job.running(
+        "hang", SCRIPT, nproc=faults.RANKS // nodes, flags=flags, args=[*faults.SIZES, *args], config=config
+    ) as job:
         yield job
-    except AssertionError as error:  # of the helpers that wait
-        raise NotMeasured(str(error)) from error
-    finally:
-        job.end()
-        if left := leftovers.after_a_while(folder, [job.name], within_s=10):
-            print(f"left behind: {'; '.join(left)}", flush=True)
-        leftovers.clear_away(folder, [job.name])
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def measure(fault: Fault, rank: int, nodes: int) -> Trial:

@@ -23,6 +23,10 @@ END_LIMIT_S = 15.0
 Tool = TypeVar("Tool")
 
 
+class NotMeasured(Exception):
+    """A job that did not do what was to be measured."""
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The flags that every benchmark takes."""
     flags = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
@@ -81,6 +85,16 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, ["-" * width for width in widths], *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_figures(figures: Mapping[str, float], at_most: Mapping[str, float]) -> None:
+    """All figures, and whether those that have a target are within it."""
+    rows = []
+    for name, value in figures.items():
+        target = at_most.get(name)
+        verdict = "" if target is None else f"{target:g} {'met' if value <= target else 'MISSED'}"
+        rows.append([name, f"{value:.5g}", verdict])
+    print_table(["figure", "value", "target"], rows)
 
 
 def write_report(

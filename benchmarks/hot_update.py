@@ -18,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness import BIN, parser
-from lab import TOY, Lab, NotMeasured, compare, report
+from harness import BIN, NotMeasured, parser
+from lab import TOY, Lab, compare, report
 
 NODES = 4
 CHANGE_STEP = 25

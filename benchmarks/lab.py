@@ -17,16 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness import BIN, ROOT, clean_environment, interleave, print_table, run_to_end, write_report
+from harness import BIN, ROOT, NotMeasured, clean_environment, interleave, print_table, run_to_end, write_report
 
 TOY = ROOT / "benchmarks/toy.py"
 LIMIT_S = 120.0
 
 Json = dict[str, Any]
-
-
-class NotMeasured(Exception):
-    """A job that did not do what was to be measured."""
 
 
 class Lab:

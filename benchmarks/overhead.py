@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from harness import BIN, ROOT, clean_environment, interleave, parser, print_table, run_to_end, write_report
+from harness import BIN, ROOT, clean_environment, interleave, parser, print_figures, run_to_end, write_report
 
 TOY = ROOT / "benchmarks/toy.py"
 RANKS = 4
@@ -231,12 +231,7 @@ def main() -> int:
         "cli_help_s": help_seconds(7),
     }
     print()
-    rows = []
-    for name, value in figures.items():
-        target = TARGETS.get(name)
-        verdict = "" if target is None else f"{target:g} {'met' if value <= target else 'MISSED'}"
-        rows.append([name, f"{value:.5g}", verdict])
-    print_table(["figure", "value", "target"], rows)
+    print_figures(figures, TARGETS)
     if low > DIFFERENCE_LIMIT:
         print(f"MISSED: the whole interval of measured_difference lies above {DIFFERENCE_LIMIT:g}")
 

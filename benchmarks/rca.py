@@ -31,12 +31,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from harness import ROOT, parser, print_table, write_report
+from harness import ROOT, NotMeasured, parser, print_table, write_report
 from netbed import bed as beds
 from netbed import score, watch
 from netbed.bed import with_parent
 from netbed.faults import FAULTS, SECONDS
-from netbed.job import Cluster, NotMeasured, running
+from netbed.job import Cluster, running
 from netbed.score import Outcome, Seen, Truth
 
 INJECT = Path(__file__).parent / "netbed/inject.py"

@@ -30,6 +30,7 @@ import standby
 from harness import (
     BIN,
     ROOT,
+    NotMeasured,
     clean_environment,
     interleave,
     parser,
@@ -37,7 +38,6 @@ from harness import (
     run_to_end,
     write_report,
 )
-from lab import NotMeasured
 
 TOY = ROOT / "benchmarks/toy.py"
 KILL_STEP = 13

@@ -12,29 +12,23 @@ who it is, with 0.1 some tens are needed (`repeats`).
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
-from harness import ROOT
+import own_job
+from harness import ROOT, NotMeasured
 
 sys.path.append(str(ROOT / "tests"))
 
-from support import jobs, leftovers
+from support import jobs
 
 SCRIPT = ROOT / "tests/support/scripts/replayed.py"
 NODES = 6
-FLAGS = (f"--local-nodes={NODES + 1}", f"--nnodes={NODES}", "--standby=1", "--config=config.yaml")
+FLAGS = (f"--local-nodes={NODES + 1}", f"--nnodes={NODES}", "--standby=1")
 SIZES = (
     "--bad-attempts=2", "--at=3", "--pp=2", "--dp=3", "--layers=4", "--width=64", "--batch=4", "--context=32",
     "--microbatches=2", "--steps=4",
 )  # fmt: skip
-
-
-class NotMeasured(Exception):
-    """A job that did not come to a replay, or not to an end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,27 +55,17 @@ def replay(
     node: str, *, p: float = 1.0, seed: int = 0, repeats: int = 3, budget_s: float = 900.0, limit_s: float = 1200.0
 ) -> Trial:
     """Run one job; `seed` says in which of its starts the fault shows. Raises NotMeasured."""
-    folder = Path(tempfile.mkdtemp(prefix="replay-"))
-    (folder / "config.yaml").write_text(
+    config = (
         f"diagnose: {{enabled: false, replay_repeats: {repeats}, replay_budget_s: {budget_s}}}\n"
         "ladder: {reattempts: 0}\n"
     )
     fault = f"flip:node={node},matmul=1,p={p},seed={seed}" if node else ""
-    job = jobs.start(
-        folder, SCRIPT, nproc=1, flags=FLAGS, args=SIZES, job=folder.name,
-        environment={"OMP_NUM_THREADS": "1", "EVERTRAIN_REPLAY_FAULT": fault}, without=("PYTHON", "OMP_"),
-    )  # fmt: skip
-    try:
+    environment = {"EVERTRAIN_REPLAY_FAULT": fault}
+    with own_job.running(
+        "replay", SCRIPT, nproc=1, flags=FLAGS, args=SIZES, config=config, environment=environment
+    ) as job:
         job.wait(limit_s)
         return _trial(node, job)
-    except AssertionError as error:  # of the helpers that wait
-        raise NotMeasured(str(error)) from error
-    finally:
-        job.end()
-        if left := leftovers.after_a_while(folder, [job.name], within_s=10):
-            print(f"left behind: {'; '.join(left)}", flush=True)
-        leftovers.clear_away(folder, [job.name])
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _trial(node: str, job: jobs.Job) -> Trial:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 
-from harness import parser
-from lab import Lab, NotMeasured, compare, report
+from harness import NotMeasured, parser
+from lab import Lab, compare, report
 
 NODES, STANDBY = 4, 1
 FAULT_STEP = 25

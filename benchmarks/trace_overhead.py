@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 
 import trace_job
-from harness import parser, print_table, write_report
+from harness import parser, print_figures, write_report
 from overhead import COST_ROUNDS, single_costs_us
 
 TARGETS = {"hook_us": 16.0, "sampler_core_fraction": 0.01, "iteration_overhead_fraction": 0.01}
@@ -35,12 +35,7 @@ def main() -> int:
     figures |= trace_job.figures(trace_job.watch(watch_s), figures["hook_us"])
     difference, half = trace_job.difference(rounds, compare_s)
     figures |= {"measured_difference": difference, "measured_difference_half_interval": half}
-    rows = []
-    for name, value in figures.items():
-        target = TARGETS.get(name)
-        verdict = "" if target is None else f"{target:g} {'met' if value <= target else 'MISSED'}"
-        rows.append([name, f"{value:.5g}", verdict])
-    print_table(["figure", "value", "target"], rows)
+    print_figures(figures, TARGETS)
     write_report(options.json, figures, {"hook_us": COST_ROUNDS, "measured_difference": rounds})
     return 0
 

@@ -31,7 +31,7 @@ from harness import ROOT
 sys.path.append(str(ROOT / "tests"))
 
 from netbed import cgroups
-from support import processes
+from support import machines, processes
 from support.processes import ProcessId
 
 RANKS = 8
@@ -52,17 +52,7 @@ echo ready && exec sleep 86400
 
 def why_not() -> str:
     """Why there can be no bed here; empty where there can."""
-    if os.getuid() != 0:
-        return "network namespaces need root"
-    missing = [tool for tool in ("ip", "tc", "unshare", "nsenter", "setpriv") if shutil.which(tool) is None]
-    if missing:
-        return f"{', '.join(missing)} is not installed"
-    name = f"{_MARK}-try-{os.getpid()}"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    if tried.returncode:
-        return f"network namespaces cannot be made here: {tried.stderr.strip()}"
-    subprocess.run(["ip", "netns", "del", name], check=True, capture_output=True)
-    return ""
+    return machines.why_not("tc", "setpriv")
 
 
 def lacks() -> list[str]:

@@ -6,15 +6,14 @@ processor that ranks share here: `--observe-only`, and limits that no fault of t
 
 from __future__ import annotations
 
-import json
 import re
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from harness import NotMeasured
 from netbed import bed as beds
 from netbed.bed import Bed, Machine, cpu_s
 from support import jobs
@@ -36,10 +35,6 @@ ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "data0"}
 Json = dict[str, Any]
 
 
-class NotMeasured(Exception):
-    """A job that did not do what was to be measured."""
-
-
 class Cluster:
     """The job, seen from the network of the switch: `status` and `incidents` are for threads that are in it."""
 
@@ -50,15 +45,7 @@ class Cluster:
 
     def ask(self, what: str) -> Any:
         """What `evertrain status --json` and `evertrain incidents --json` print; None while nobody answers."""
-        first = self.runs[0]
-        try:
-            url = json.loads((first.job_dir / "controller.json").read_bytes())["url"]
-            token = (first.job_dir / "token").read_text().strip()
-            request = urllib.request.Request(f"{url}/v1/{what}", headers={"Authorization": f"Bearer {token}"})
-            with urllib.request.urlopen(request, timeout=5) as answer:
-                return json.load(answer)
-        except (OSError, ValueError, KeyError):
-            return None
+        return self.runs[0].fetch(what)
 
     def steps(self) -> list[float]:
         """When each step of rank 0 began."""

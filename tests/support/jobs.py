@@ -138,15 +138,16 @@ class Job:
         if self.prefix:
             answer = self._command("status")
             return json.loads(answer.stdout) if answer.returncode == 0 else None
-        status: Json | None = self._fetch("status")
+        status: Json | None = self.fetch("status")
         return status
 
     def peek_incidents(self) -> list[Json]:
         """The same with the incidents; none while there is no controller to ask."""
-        incidents: list[Json] = self._fetch("incidents") or []
+        incidents: list[Json] = self.fetch("incidents") or []
         return incidents
 
-    def _fetch(self, what: str) -> Any:
+    def fetch(self, what: str) -> Any:
+        """What the controller says, asked without a command; None while nobody answers."""
         try:
             url = json.loads((self.job_dir / "controller.json").read_bytes())["url"]
             token = (self.job_dir / "token").read_text().strip()

@@ -33,11 +33,11 @@ echo ready && exec sleep 3600
 """
 
 
-def why_not() -> str:
-    """Why machines cannot be made here; empty where they can."""
+def why_not(*more: str) -> str:
+    """Why machines cannot be made here, for which `more` tools may be needed; empty where they can."""
     if os.getuid() != 0:
         return "network namespaces need root"
-    missing = [tool for tool in ("ip", "unshare", "nsenter") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "unshare", "nsenter", *more) if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} is not installed"
     name = f"et-try-{os.getpid()}"

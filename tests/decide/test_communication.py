@@ -150,6 +150,35 @@ def test_a_hang_that_stacks_explain_keeps_their_word() -> None:
     assert views.incidents(world.state)[-1]["cause"] == "hang (loader)"
 
 
+def test_a_rank_that_is_watched_already_gets_the_class_that_stacks_give_it() -> None:
+    world = training()
+    world.located = Located(kind="loop", ranks=(1,), nodes=("node-0",), confidence=0.85, category="user_code")
+    world.hang(1, cpu_fraction=1.0)
+    odd(world)
+    found(world, "compute", (1,))
+    world.turns(4, seconds=0.5)
+    assert [one["cause"] for one in views.incidents(world.state)] == ["communication stuck (compute)"]
+    world.turns(26, seconds=0.5)
+    first, then = views.incidents(world.state)
+    assert (
+        not first["open"]
+        and then["open"]
+        and (then["class"], then["ranks"], then["action"]) == ("loop", [1], "tolerate")
+    )
+    world.turns(26, seconds=0.5)
+    assert len(views.incidents(world.state)) == 2, "and that is all"
+
+
+def test_what_stacks_do_not_know_better_changes_nothing() -> None:
+    world = training()
+    world.located = Located(kind="outside", ranks=(1,), nodes=("node-0",), confidence=0.85)
+    world.hang(1, cpu_fraction=1.0)
+    odd(world)
+    found(world, "compute", (1,))
+    world.turns(40, seconds=0.5)
+    assert [one["cause"] for one in views.incidents(world.state)] == ["communication stuck (compute)"]
+
+
 def test_a_link_never_costs_a_node_its_place() -> None:
     world = training(nodes=3, standby=1)
     for attempt in range(2):

@@ -31,6 +31,8 @@ _DOUBTFUL = 0.5
 """What stacks say less certainly than this is no verdict."""
 _AS_SEEN: frozenset[LocatedKind] = frozenset(("unknown", "outside", "loop", "slow"))
 """They add nothing to what was seen without stacks: the words for that stay (`still`, `busy`, …)."""
+_NO_MORE = _AS_SEEN - {"loop"}
+"""... nor to what the records of collectives say of the same rank."""
 _NO_NAME: frozenset[LocatedKind] = frozenset(("unknown", "network", "slow"))
 """Where stacks see that all wait, the records of collectives may tell for whom."""
 _CATEGORY: dict[str, Category] = {
@@ -69,7 +71,8 @@ def look(
     if hang.is_due and not state.run.observe_only:
         return incidents.act(state, attempt, verdict, step, now)
     watched = state.tolerated.opened if state.tolerated is not None else None
-    if watched is not None and watched.source == communication.SOURCE and watched.ranks == verdict.ranks:
+    is_known = watched is not None and watched.source == communication.SOURCE and watched.ranks == verdict.ranks
+    if is_known and (not verdict.located or verdict.located in _NO_MORE):
         return []
     if watched is None or (watched.ranks, watched.located) != (verdict.ranks, verdict.located):
         return incidents.watch(state, attempt, verdict, step, now)

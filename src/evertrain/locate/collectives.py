@@ -143,7 +143,8 @@ class _Case:
         hosts = [one.now.host for one in traces if one.now.host is not None]
         if hosts and all(one.samples and one.uninterruptible >= _ASLEEP * one.samples for one in hosts):
             return "storage"
-        if hosts and all(one.seconds > 0 and one.cpu_s >= _BUSY_CORES * one.seconds for one in hosts):
+        # who waits for a processor would compute, too
+        if hosts and all(one.seconds > 0 and one.cpu_s + one.delay_s >= _BUSY_CORES * one.seconds for one in hosts):
             return "compute"
         return "storage" if all(one.is_between for one in traces) else "outside"
 

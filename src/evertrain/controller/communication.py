@@ -178,7 +178,7 @@ class Communication:
     # -- looks ---------------------------------------------------------------------------------------------------------
 
     def _ask(self, state: JobState, now: float) -> None:
-        due = communication.next_look(state, now)
+        due = communication.next_look(state)
         seen = state.communication
         if due is None or now < due or seen is None or self._asked is not None or self._judging is not None:
             return

@@ -116,16 +116,16 @@ def test_what_comes_after_the_episode_is_about_nothing() -> None:
 
 def test_all_ranks_are_looked_at_again_while_it_lasts() -> None:
     world = training()
-    assert next_look(world.state, world.now) is None
+    assert next_look(world.state) is None
     odd(world, "slow")
     began = world.now
     due = []
-    while (at := next_look(world.state, world.now)) is not None:
+    while (at := next_look(world.state)) is not None:
         due.append(round(at - began, 1))
         found(world, symptom="slow")
     assert due == [0.0, 2.5, 6.0, 12.0]
     odd(world, "stuck")
-    assert next_look(world.state, world.now) == world.now, "what is stuck now is looked at anew"
+    assert next_look(world.state) == world.now, "what is stuck now is looked at anew"
 
 
 def test_a_hang_that_stacks_do_not_explain_has_the_cause_from_here() -> None:

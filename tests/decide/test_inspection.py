@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evertrain.controller import check_views
-from evertrain.decide import inspected, inspection
+from evertrain.decide import inspected, inspection, lost
 from evertrain.decide.state import Incident
 from evertrain.model import decisions as d
 from evertrain.model.config import Config, DiagnoseConfig
@@ -257,12 +257,14 @@ def test_no_start_waits_longer_than_the_budget(program: str) -> None:
     assert answer(world).nodes == ()
 
 
-def test_who_cannot_be_heard_is_not_waited_for() -> None:
+def test_who_cannot_be_heard_is_not_waited_for_long() -> None:
     world = not_finite(Fleet(vendor=("node-3", "no end")), nodes=5)
     while not incident(world).stages if world.state.incidents else True:
         world.turn(0.5)
     world.nodes["node-3"].connected = False
     world.turns(3)
+    assert len(stages(world)) == 1, "its connection may be back in a moment"
+    world.turns(2, lost.GONE_S)
     assert len(stages(world)) > 1
     (first, *_) = incident(world).stages
     assert first.done is not None and first.done.results["node-3"].outcome == "silent"
@@ -276,6 +278,23 @@ def test_a_controller_that_takes_over_goes_on_with_the_same_test() -> None:
     world.take_over()
     through(world)
     assert stages(world) == ["vendor diagnostics", "compute", ALIGNMENT]
+    assert answer(world).nodes == ("node-2",)
+
+
+def test_a_controller_that_has_heard_nobody_yet_takes_nobody_for_silent() -> None:
+    world = not_finite(Fleet(alignment=("node-2", "other bits")), standby=1)
+    while ALIGNMENT not in (stages(world) if world.state.incidents else []):
+        world.turn(0.5)
+    for node in world.nodes.values():
+        node.connected = False
+    world.take_over()
+    assert not world.picture().nodes
+    world.turns(3, 1.0)
+    for node in world.nodes.values():
+        node.connected = True
+    through(world)
+    (tested,) = (one.done for one in incident(world).stages if one.asked.name == ALIGNMENT)
+    assert tested is not None and {one.outcome for one in tested.results.values()} == {"passed"}
     assert answer(world).nodes == ("node-2",)
 
 

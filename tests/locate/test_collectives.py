@@ -198,7 +198,7 @@ def test_a_suspended_job_is_nobodys_fault() -> None:
 
 
 def test_a_rank_that_is_throttled_as_always_is_not_accused_of_what_another_does() -> None:
-    always = Host(seconds=3.0, samples=30, throttled_s=2.0, throttled=20)
+    always = Host(seconds=3.0, samples=30, throttled_s=2.0)
     ranks = [_inside(rank, "dp", 5) for rank in range(3)] + [_rank(3, own_s=3.0)]
     ranks[1] = replace(ranks[1], now=Period(host=always), before=Period(host=always))
     found = judge([_node(ranks, [Communicator("dp", "0", "dp", (0, 1, 2, 3))])], "stuck")

@@ -79,7 +79,6 @@ def _period(near: Sequence[int], longer_s: float, is_culprit: bool) -> Period:
             kind=tuple(one % 3 for one in rows),
             seq=tuple(rows),
             took_s=(took_s,) * _ROWS,
-            blocked_s=(took_s,) * _ROWS,
             own_s=(own_s,) * _ROWS,
             ago_s=tuple(float(_ROWS - one) / 10 for one in rows),
         ),

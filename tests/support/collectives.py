@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from evertrain.detect.collectives import Alarm, Trigger
-from evertrain.detect.sampling import sample
 from evertrain.locate.parallel import line
+from evertrain.locate.sampling import sample
 from evertrain.model.collectives import Communicator, NodeTrace, Pulse
 from evertrain.trace import layout
 from evertrain.trace.summary import Look, Pulses, Records, rank_trace

@@ -18,7 +18,6 @@ import aiohttp
 
 from evertrain.agent.aside import aside
 from evertrain.agent.rings import Name, Rings
-from evertrain.agent.watch import BASE_PHASES
 from evertrain.model import windows
 from evertrain.model.collectives import NodeTrace
 from evertrain.model.report import Desired
@@ -97,12 +96,8 @@ class Windowing:
             elif name.writer == "hook":
                 page_path = self._page_path(name.attempt, name.rank)
                 steps = [int(one * 1e9) for one in pages.step_times(page_path)]
-                view, _ = pages.read(page_path)
                 beside = self._rings.path(name.attempt, name.rank, "agent")
-                phase = view.phase if view is not None and view.phase not in BASE_PHASES else ""
-                ranks.append(
-                    looking.of_rings(name.rank, self._spec.node, path, beside, look, step_times=steps, phase=phase)
-                )
+                ranks.append(looking.of_rings(name.rank, self._spec.node, path, beside, look, step_times=steps))
                 groups |= {one.id: one for one in groups_of.read(Path(self._groups_path(name)))}
         return NodeTrace(
             number=order.number,

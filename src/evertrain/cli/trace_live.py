@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from evertrain.cli import look, trace_source
 from evertrain.cli.registry import KnownJob
+from evertrain.locate.words import span
 from evertrain.model.errors import TroubleError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 ROWS_SHOWN = 40
-_MEMBERS_SHOWN = 12
 
 
 def main(argv: Sequence[str]) -> int:
@@ -111,11 +111,11 @@ def _table(scene: Scene) -> Table:
         table.add_column(name)
     found = progress.rows(scene)
     for row in found[:ROWS_SHOWN]:
-        lags = ranks(row.lagging) if row.lagging else "-"
-        lags += f" (unseen: {ranks(row.unseen)})" if row.unseen else ""
+        lags = span(row.lagging) if row.lagging else "-"
+        lags += f" (unseen: {span(row.unseen)})" if row.unseen else ""
         blocked = f"{row.blocked_s:.1f}" if row.blocked_s is not None else "-"
         table.add_row(
-            plain(row.name), ranks(row.members), row.op or "-", str(row.least), str(row.most), lags,
+            plain(row.name), span(row.members), row.op or "-", str(row.least), str(row.most), lags,
             str(row.in_flight), blocked,
         )  # fmt: skip
     if len(found) > ROWS_SHOWN:
@@ -123,15 +123,3 @@ def _table(scene: Scene) -> Table:
     if not found:
         table.add_row("no collective yet")
     return table
-
-
-def ranks(found: Sequence[int]) -> str:
-    """`0-3,5`; the first few."""
-    spans: list[list[int]] = []
-    for rank in sorted(found):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    words = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
-    return ",".join(words[:_MEMBERS_SHOWN]) + (",…" if len(words) > _MEMBERS_SHOWN else "")

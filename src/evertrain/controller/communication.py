@@ -23,8 +23,9 @@ from evertrain.decide import communication
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import JobState
 from evertrain.detect.collectives import Trigger
-from evertrain.detect.sampling import TURN_S, sample
+from evertrain.locate import parallel
 from evertrain.locate.collectives import judge
+from evertrain.locate.sampling import TURN_S, sample
 from evertrain.model import windows
 from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell, SeenBy
 from evertrain.model.collectives import NodeTrace, RootCause, Symptom, Watch
@@ -58,7 +59,7 @@ class Communication:
         note: Note,
     ) -> None:
         self._spec, self._looks, self._note = spec, looks, note
-        self._mesh = mesh_of(spec.mesh)
+        self._mesh = parallel.sizes(spec.mesh or "")
         self._trigger = Trigger()
         self._attempt = 0
         self._watched: tuple[int, ...] = ()
@@ -177,7 +178,7 @@ class Communication:
     # -- looks ---------------------------------------------------------------------------------------------------------
 
     def _ask(self, state: JobState, now: float) -> None:
-        due = communication.next_look(state, now)
+        due = communication.next_look(state)
         seen = state.communication
         if due is None or now < due or seen is None or self._asked is not None or self._judging is not None:
             return
@@ -253,10 +254,3 @@ def of_window(window: JobWindow, symptom: Symptom | None, expected: Mapping[int,
         return cause
     at, bound_s = clocks[cause.nodes[0]]
     return replace(cause, time=at - cause.first_s, bound_s=bound_s)
-
-
-def mesh_of(text: str | None) -> dict[str, int] | None:
-    """`pp=2,dp=2` as the command line has checked it."""
-    if not text:
-        return None
-    return {name: int(size) for name, _, size in (part.partition("=") for part in text.split(","))}

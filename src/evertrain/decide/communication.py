@@ -38,7 +38,7 @@ _LOOKS_S = (0.0, 2.5, 6.0, 12.0)
 """So long after the begin of an episode all ranks are looked at, as long as it lasts."""
 
 
-def next_look(state: JobState, now: float) -> float | None:
+def next_look(state: JobState) -> float | None:
     """When all ranks are to be looked at next; None: not again."""
     seen = state.communication
     if seen is None or seen.looks >= len(_LOOKS_S):

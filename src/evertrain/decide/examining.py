@@ -190,7 +190,7 @@ def look(state: JobState, picture: Picture, config: Config, now: float) -> list[
             return [following]
         if not stages and left_s > 0 and not inspection.may_begin(picture, asked.nodes):
             return []
-    return _over(state, exam, now)
+    return _over(exam, now)
 
 
 def _why_given_up(state: JobState, exam: Exam) -> str:
@@ -219,7 +219,7 @@ def _given_up(exam: Exam, why: str, now: float) -> ExamOver:
     return ExamOver(time=now, exam=exam.asked.exam, outcome="given_up", because=why)
 
 
-def _over(state: JobState, exam: Exam, now: float) -> list[AnyRecord]:
+def _over(exam: Exam, now: float) -> list[AnyRecord]:
     """What they have come to; a node that has failed is broken for certain."""
     accused = exam.accused
     outcomes: dict[str, dict[str, str]] = {node: {} for node in exam.asked.nodes}

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from evertrain.decide import answering, inspected
+from evertrain.decide import answering, inspected, lost
 from evertrain.decide.inspected import Judged
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Incident, JobState, Stage
@@ -279,7 +279,7 @@ def ended(state: JobState, picture: Picture, stages: Sequence[Stage], left_s: fl
         if said is not None and said.number == asked.stage:
             results[node] = said
         else:
-            waits = waits or picture.connected(node)
+            waits = waits or not lost.is_gone(state, picture, node, now)
             results[node] = Inspected(number=asked.stage, outcome="silent", because="no answer in time")
     limit_s = asked.budget_s + (LATE_S if earlier else START_S)
     if waits and left_s > 0 and now - state.since(max(asked.time, state.term_time)) < limit_s:

@@ -16,6 +16,8 @@ from evertrain.model.records import AnyRecord
 
 _BEFORE_S = 10.0
 """A connection breaks at once; that an agent is silent is noticed a few heartbeats later."""
+GONE_S = 10.0
+"""Who takes part in a test or a replay and has been silent for so long is not waited for any more."""
 
 
 def look(state: JobState, picture: Picture, config: MachinesConfig, now: float) -> list[AnyRecord]:
@@ -79,6 +81,11 @@ def _is_seen_going(attempt: Attempt, picture: Picture, silent_since: float, now:
 def since(state: JobState, picture: Picture, node: str) -> float:
     """When the node fell silent; a controller that has never heard it has listened from its own start on."""
     return picture.nodes[node].since if node in picture.nodes else state.term_time
+
+
+def is_gone(state: JobState, picture: Picture, node: str, now: float) -> bool:
+    """Whether nothing is to be expected of a node that was asked for something while no rank runs."""
+    return not picture.connected(node) and now - state.since(since(state, picture, node)) > GONE_S
 
 
 def _peers_are_stalled(attempt: Attempt, picture: Picture, for_s: float, now: float) -> bool:

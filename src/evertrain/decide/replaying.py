@@ -19,6 +19,7 @@ from typing import Literal
 
 import msgspec
 
+from evertrain.decide import lost
 from evertrain.decide.picture import Picture
 from evertrain.decide.state import Incident, JobState, Round
 from evertrain.detect import exits
@@ -33,8 +34,6 @@ from evertrain.model.report import AttemptReport, RankReport
 
 LEAST_S = 3.0
 """With less time left no further round begins."""
-GONE_S = 10.0
-"""A node that has been silent for so long ends the replay: no group would be what the others are."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,8 +154,7 @@ def _cannot_go_on(state: JobState, picture: Picture, nodes: Sequence[str], now: 
     if tuple(nodes) != state.active_nodes():
         return "the nodes are not the same any more"
     for node in nodes:
-        silent_since = picture.nodes[node].since if node in picture.nodes else state.term_time
-        if not picture.connected(node) and now - state.since(silent_since) > GONE_S:
+        if lost.is_gone(state, picture, node, now):  # no group would be what the others are
             return f"{node} cannot be heard"
     return ""
 

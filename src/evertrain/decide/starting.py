@@ -213,7 +213,7 @@ def _give_up_waiting(state: JobState, picture: Picture, config: Config, now: flo
     newest = state.attempt
     since = max(
         newest.ended.time if newest is not None and newest.ended is not None else state.run.time,
-        picture.nodes[node].since if node in picture.nodes else state.term_time,
+        lost.since(state, picture, node),
         # on several machines nothing could be prepared before all were there
         state.nodes[node].time if node in state.nodes else 0.0,
     )

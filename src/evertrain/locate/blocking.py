@@ -152,9 +152,12 @@ class Grapher:
 
     # --- words
 
+    def group(self, comm: str) -> str:
+        known = self._comms.get(comm)
+        return (known.description or known.name) if known is not None else comm[:8]
+
     def told(self, meeting: Meeting, op: str = "") -> str:
-        known = self._comms.get(meeting.comm)
-        group = (known.description or known.name) if known is not None else meeting.comm[:8]
+        group = self.group(meeting.comm)
         if not meeting.is_transfer:
             return f"{op or self._op(meeting)} number {meeting.seq} of group {group}"
         source = "anybody" if meeting.source == ANYBODY else f"rank {meeting.source}"

@@ -61,7 +61,6 @@ def judge(
 class _Case:
     def __init__(self, looks: Sequence[NodeTrace], symptom: Symptom | None, expected: Mapping[int, str]) -> None:
         traces = {one.rank: one for look in looks for one in look.ranks}
-        self._all = traces
         self._ranks = {rank: one for rank, one in sorted(traces.items()) if not one.blind}
         self._nodes = {**expected, **{rank: one.node for rank, one in traces.items()}}
         comms: dict[str, Communicator] = {}
@@ -69,7 +68,6 @@ class _Case:
             for one in look.communicators:
                 if one.members or one.id not in comms:
                     comms[one.id] = one
-        self._comms = comms
         stands = all((one.still_s or _STILL_S) >= _STILL_S for one in self._ranks.values())
         self._is_stuck = stands and symptom != "slow"
         self._symptom: Symptom = symptom or ("stuck" if stands else "slow")
@@ -287,12 +285,9 @@ class _Case:
 
     def _kind(self, one: Transfer) -> str:
         comm, op, source, target = one.key
-        group = self._group(comm)
-        return f"a transfer from rank {source} to rank {target}" if target >= 0 else f"{op} of group {group}"
-
-    def _group(self, comm: str) -> str:
-        known = self._comms.get(comm)
-        return (known.description or known.name) if known is not None else comm[:8]
+        if target >= 0:
+            return f"a transfer from rank {source} to rank {target}"
+        return f"{op} of group {self._grapher.group(comm)}"
 
     def _held_up(self, ranks: Sequence[int], all_transfers: Sequence[Transfer]) -> tuple[tuple[Step, ...], list[str]]:
         """The ways along which others wait for these, and a line for each group in which they come last."""

@@ -294,10 +294,10 @@ class _Scene:
         if flow.head == "send_peer":
             # asked for long ago by the receiver, as it says, and not known here: that word has gone missing
             asked = other.ready is not None and flow.transmitted is not None and other.ready > flow.transmitted
-            return (self._link(flow, other), None) if asked else (None, flow.peer)
+            return (self._link(flow), None) if asked else (None, flow.peer)
         if other.ready is not None and flow.done is not None and other.ready <= flow.done:
             return None, flow.peer
-        return self._link(flow, other), None
+        return self._link(flow), None
 
     def _receive(self, flow: FlowState) -> tuple[Local | None, int | None]:
         """Whoever should have sent it; or what is between."""
@@ -308,7 +308,7 @@ class _Scene:
         sent = other.done if other.order == flow.order else flow.total if other.order > flow.order else None
         if sent is not None and sent > flow.received and min(flow.stuck_s, other.stuck_s) >= self._still_s(flow):
             if flow.transport == "socket":
-                return self._link(other, flow), None
+                return self._link(other), None
             line = f"rank {flow.rank}: data is there that its proxy has not seen"
             return _local("proxy", [flow], len(self._receives[flow.rank]), line), None
         return None, flow.peer
@@ -317,7 +317,7 @@ class _Scene:
         """A socket's data is on its way for a while, and that is what is looked for; InfiniBand's has arrived."""
         return STILL_S if flow.transport == "ib" else 0.0
 
-    def _link(self, flow: FlowState, other: FlowState) -> Local:
+    def _link(self, flow: FlowState) -> Local:
         way = "InfiniBand" if flow.transport == "ib" else "TCP"
         line = f"rank {flow.rank} to rank {flow.peer}: sent and not there ({way}), and the receiver waits for it"
         return Local("network", (flow.rank, flow.peer), (flow.channel,), False, line)

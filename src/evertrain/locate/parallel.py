@@ -16,8 +16,6 @@ _TIES = ("tp", "pp", "ep", "dp")
 """Of groups of one size the first kind is preferred; others come after these."""
 _MOST_NODES = 8
 _MOST_SHARE = 0.1
-
-
 _OF_DATA = ("dp", "data", "ddp", "fsdp", "hsdp", "replicate", "shard", "batch")
 """Beginnings of names of dimensions along which replicas of the model lie."""
 
@@ -48,7 +46,12 @@ def sizes(mesh: str) -> dict[str, int]:
 
 def ranks_of_replica(mesh: Mapping[str, int]) -> int:
     """So many ranks hold one model: all dimensions but those of the data."""
-    return math.prod(size for name, size in mesh.items() if not name.lower().startswith(_OF_DATA))
+    return math.prod(size for name, size in mesh.items() if not is_of_data(name))
+
+
+def is_of_data(dim: str) -> bool:
+    """Whether replicas of the model, or shards of one, lie along this dimension."""
+    return dim.lower().startswith(_OF_DATA)
 
 
 def learnt(groups: Iterable[Group], rank: int, world_size: int) -> str:

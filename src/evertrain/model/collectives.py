@@ -78,7 +78,6 @@ class Call(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     seq: int
     """Of collectives by communicator; of point-to-point by communicator, source and destination."""
     peer: int = NOBODY
-    bytes: int = 0
     seconds: float = 0.0
     """Since it was posted, or since the rank is blocked in it."""
     is_sure: bool = True
@@ -114,7 +113,6 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     seq: tuple[int, ...] = ()
     took_s: tuple[float, ...] = ()
     """By the rank's own clock: of a collective since it was posted, of point-to-point since the rank waited for it."""
-    blocked_s: tuple[float, ...] = ()
     own_s: tuple[float, ...] = ()
     """The rank was blocked in nothing for so long before."""
     ago_s: tuple[float, ...] = ()
@@ -138,9 +136,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     delay_s: float = 0.0
     """Threads were ready and did not run, all of them together."""
     throttled_s: float = 0.0
-    throttled: int = 0
-    """Periods of its cgroup's quota."""
-    read_bytes: int = 0
+    """Its cgroup's quota held it."""
     wire_bytes: int = 0
     """That interfaces of its network sent and received, whoever they are of."""
 
@@ -195,7 +191,6 @@ class RankTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Why nothing can be said of it."""
     state: ProcessState = ""
     """As the kernel saw it last; empty: it runs or sleeps as any other."""
-    phase: str = ""
     blocked: Call | None = None
     """None: it is blocked in nothing, whatever it has in flight."""
     own_s: float = 0.0

@@ -30,14 +30,13 @@ def of_rings(
     look: Look,
     *,
     step_times: Sequence[int] = (),
-    phase: str = "",
 ) -> RankTrace:
     """Of one rank of this node. What cannot be read is said."""
     try:
         records = read(hook, agent, look)
     except (OSError, ValueError) as error:
         return RankTrace(rank=rank, node=node, blind=f"its trace cannot be read: {error}")
-    return summary.rank_trace(rank, node, records, look, step_times=step_times, phase=phase)
+    return summary.rank_trace(rank, node, records, look, step_times=step_times)
 
 
 def read(hook: Path, agent: Path, look: Look) -> Records:

@@ -222,23 +222,12 @@ def inodes(pid: int) -> set[int]:
 
 
 def in_words(address: Address) -> str:
-    """As it is usually written; the other way round is `from_words`."""
+    """As it is usually written."""
     host, port = address
     family = socket.AF_INET if len(host) == 4 else socket.AF_INET6
     return (
         f"{socket.inet_ntop(family, host)}:{port}" if len(host) == 4 else f"[{socket.inet_ntop(family, host)}]:{port}"
     )
-
-
-def from_words(text: str) -> Address:
-    """Raises ValueError."""
-    host, _, port = text.rpartition(":")
-    try:
-        if host.startswith("["):
-            return socket.inet_pton(socket.AF_INET6, host[1:-1]), int(port)
-        return socket.inet_pton(socket.AF_INET, host), int(port)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{text!r} is no address with a port") from error
 
 
 # -- what the kernel answers -------------------------------------------------------------------------------------------

@@ -119,9 +119,7 @@ class Look(NamedTuple):
     """Operations of a period that are told one by one."""
 
 
-def rank_trace(
-    rank: int, node: str, records: Records, look: Look, *, step_times: Sequence[int] = (), phase: str = ""
-) -> RankTrace:
+def rank_trace(rank: int, node: str, records: Records, look: Look, *, step_times: Sequence[int] = ()) -> RankTrace:
     """`step_times`: when its last steps were over."""
     done = _ended(records.done)
     done = done[done["t_done"] <= look.at_ns]
@@ -150,7 +148,6 @@ def rank_trace(
         rank=rank,
         node=node,
         state=_state(host),
-        phase=phase,
         blocked=blocked,
         own_s=(look.at_ns - last_end) / _NS if blocked is None and last_end else 0.0,
         still_s=(look.at_ns - int(t_done[-1])) / _NS if len(t_done) else None,
@@ -221,7 +218,6 @@ class _Periods:
             kind=tuple(self._kinds.number(*one) for one in zip(*columns, strict=True)),
             seq=tuple(done["seq"].tolist()),
             took_s=_seconds(t_done - begun),
-            blocked_s=_seconds(t_done - starts),
             own_s=_seconds(self._own[rows]),
             ago_s=_seconds(self._look.at_ns - t_done),
         )
@@ -265,7 +261,6 @@ def _call(one: Any, at_ns: int, *, since: str, is_sure: bool = True) -> Call:
         op=layout.OPS[int(one["op"])],
         seq=int(one["seq"]),
         peer=int(one["peer"]),
-        bytes=int(one["bytes"]),
         seconds=max(0.0, (at_ns - begun) / _NS),
         is_sure=is_sure,
     )
@@ -319,8 +314,6 @@ def _host(rows: Rows, start_ns: int, end_ns: int) -> Host | None:
         cpu_s=total("cpu_us") / 1e6,
         delay_s=total("delay_us") / 1e6,
         throttled_s=total("throttled_us") / 1e6,
-        throttled=total("throttled"),
-        read_bytes=total("read_bytes"),
         wire_bytes=total("wire_bytes"),
     )
 

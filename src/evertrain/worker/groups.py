@@ -68,15 +68,6 @@ def note(page_path: str, attempt: int, anew: bool = False, before: frozenset[str
         pass
 
 
-def note_sockets(page_path: str, attempt: int, group: Any, before: frozenset[str] | None) -> None:
-    """Write down a group again, with the sockets that its first operation has opened."""
-    try:
-        if sockets := opened_since(before):
-            _append(page_path, [{**_said(group, group.group_name, attempt), "sockets": sockets}])
-    except Exception:
-        pass
-
-
 def members(group: Any) -> tuple[int, ...]:
     """Global ranks by their positions; empty where torch does not say."""
     from torch.distributed import distributed_c10d

@@ -26,7 +26,7 @@ def measure(name: str, kinds: Sequence[str]) -> Callable[[Sequence[Any]], int]:
     if name in _FIRST:
         return _first if kinds[0] == "Tensor" else _first_list
     if name in _SECOND:
-        return _second if kinds[1] == "Tensor" else _second_list
+        return _second
     places = [at for at, kind in enumerate(kinds) if "Tensor" in kind]
     return lambda arguments: max((size(arguments[at]) for at in places if at < len(arguments)), default=0)
 
@@ -64,7 +64,3 @@ def _first_list(arguments: Sequence[Any]) -> int:
         except (AttributeError, RuntimeError):  # a list of lists; sparse
             pass
     return size(tensors)
-
-
-def _second_list(arguments: Sequence[Any]) -> int:
-    return size(arguments[1])

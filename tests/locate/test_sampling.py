@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from evertrain.detect.sampling import MOST, sample
+import time
+
 from evertrain.locate.parallel import coordinates
+from evertrain.locate.sampling import MOST, sample
 
 MESH = {"pp": 2, "dp": 2, "tp": 2}
 
@@ -41,3 +43,12 @@ def test_a_job_that_has_not_said_how_it_is_divided_is_watched_all_over() -> None
     assert sample(100, None, 0, range(100)) == tuple(range(0, 100, 10))
     assert sample(64, {"pp": 8, "tp": 8}, 0, range(64))[-1] > 50
     assert len(sample(64, {"dp": 2}, 0, range(64))) == MOST, "a mesh of another size says nothing"
+
+
+def test_with_ten_thousand_ranks_the_controller_goes_on_with_its_work() -> None:
+    alive = tuple(range(10_000))
+    sample(10_000, {"dp": 10_000}, 0, alive)
+    began = time.process_time()
+    for turn in range(10):
+        sample(10_000, {"dp": 10_000}, turn, alive)
+    assert time.process_time() - began < 1.0, "it is asked whenever a node says something"

@@ -8,43 +8,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from functools import lru_cache
+
+from evertrain.locate import parallel
 
 MOST = 10
 TURN_S = 10.0
 """So long the same ranks are watched where there are more groups than that."""
-_DATA = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")
 
 
 def sample(world_size: int, mesh: Mapping[str, int] | None, turn: int, alive: Collection[int]) -> tuple[int, ...]:
     """The ranks to watch in this turn."""
-    groups = _groups(world_size, mesh)
+    groups = _groups(world_size, tuple((mesh or {}).items()))
     if len(groups) > MOST:
         first = turn * MOST % len(groups)
         round_number = turn * MOST // len(groups)
-        groups = [groups[(first + at) % len(groups)] for at in range(MOST)]
+        groups = tuple(groups[(first + at) % len(groups)] for at in range(MOST))
     else:
         round_number = 0  # always the same: their past is known
+    there = frozenset(alive)
     chosen = []
     for group in groups:
-        ranks = [rank for rank in group if rank in alive]
+        ranks = [rank for rank in group if rank in there]
         if ranks:
             chosen.append(ranks[round_number % len(ranks)])
     return tuple(sorted(chosen))
 
 
-def _groups(world_size: int, mesh: Mapping[str, int] | None) -> list[list[int]]:
-    """Ranks that differ in the data only; of a job that has not said how it is divided, equal parts."""
-    sizes = dict(mesh or {})
-    data = [name for name in sizes if name.startswith(_DATA) or name.endswith("_dp")]
-    if not data or math.prod(sizes.values()) != world_size:
+@lru_cache(maxsize=4)
+def _groups(world_size: int, mesh: tuple[tuple[str, int], ...]) -> tuple[tuple[int, ...], ...]:
+    """Ranks that differ in the data only; of a job that has not said how it is divided, equal parts. Remembered: with
+    ten thousand ranks it takes as long as everything else that is looked at in that moment."""
+    sizes = dict(mesh)
+    others = [name for name in sizes if not parallel.is_of_data(name)]
+    if len(others) == len(sizes) or math.prod(sizes.values()) != world_size:
         parts = min(MOST, world_size)
-        return [list(range(world_size * at // parts, world_size * (at + 1) // parts)) for at in range(parts)]
+        return tuple(tuple(range(world_size * at // parts, world_size * (at + 1) // parts)) for at in range(parts))
     found: dict[tuple[int, ...], list[int]] = {}
     for rank in range(world_size):
-        rest, place = rank, []
-        for name, size in reversed(sizes.items()):
-            rest, at = divmod(rest, size)
-            if name not in data:
-                place.append(at)
-        found.setdefault(tuple(place), []).append(rank)
-    return list(found.values())
+        place = parallel.coordinates(sizes, rank)
+        found.setdefault(tuple(place[name] for name in others), []).append(rank)
+    return tuple(map(tuple, found.values()))

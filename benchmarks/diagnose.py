@@ -10,6 +10,10 @@ them; only the job around them is left out, which would take most of the time (`
 `healthy_accused`         nodes accused in any trial that were well; as many trials have no fault at all
 `link_named_fraction`     four machines (network namespaces, as root), a link of their ring at a tenth of the others or
                           with 2 % of its packets lost, in turn: the link is named, and nobody accused
+`replay_found_fraction`   whole jobs on six nodes that are replayed in groups (benchmarks/replays.py); one node computes
+                          wrongly in every start of the script: it is the one that goes. With `--only replays`, as a job
+                          takes a minute
+`replay_p01_found_fraction`  ... in one start of ten, which takes some minutes
 `nan_suite_s`             of a job on six local nodes whose loss became NaN: all tests, from order to last answer
 `suite_s_N`               the same tests on N nodes of this machine, which compete for its processors
 `links_s_N`               the tests between N machines whose cables carry 100 Mbit/s, so that they wait for the network
@@ -32,6 +36,7 @@ from typing import Any, NamedTuple
 
 from harness import ROOT, NotMeasured, parser, print_table, run_to_end, write_report
 from lab import Lab
+from replays import replay
 
 sys.path.append(str(ROOT / "tests"))  # what plays nodes and machines for the tests plays them here too
 
@@ -40,7 +45,8 @@ from support import examined, fleet, machines
 from support.fleet import Fleet
 from support.machines import Host
 
-PARTS = ("trials", "links", "sizes", "job")
+USUAL_PARTS = ("trials", "links", "sizes", "job")
+PARTS = (*USUAL_PARTS, "replays")
 NODES = 6
 SIZES = (2, 4, 6)
 LINK_SIZES = (2, 4, 6, 8)
@@ -52,6 +58,8 @@ LOST = 2
 PRODUCTS, BITS = 60, 8
 """Of the training step's matrix products the first so many, and of the mantissa's bits the highest, are drawn from."""
 JOB_S = 240.0
+REPEATS = 40
+"""Of a replay, where the fault shows in one of ten."""
 
 
 class Found(NamedTuple):
@@ -91,10 +99,13 @@ def measure(options: Namespace, server: Path, folder: Path) -> int:
     counts = Counts()
     figures: dict[str, float] = {}
     samples: dict[str, int] = {}
-    parts = options.only or PARTS
+    parts = options.only or USUAL_PARTS
     for number in range(runs if "trials" in parts else 0):
         for kind, share in (("sdc", 1.0), ("sdc_p01", 0.1), ("healthy", 0.0)):
             one_trial(counts, server, folder, kind, share, number)
+    for number in range(runs if "replays" in parts else 0):
+        for kind, p in (("replay", 1.0), ("replay_p01", 0.1), ("replay_healthy", 0.0)):
+            one_replay(counts, kind, p, number)
     why = machines.why_not()
     for number in range(runs if "links" in parts and not why else 0):
         one_link(counts, server, folder, number)
@@ -111,6 +122,7 @@ def measure(options: Namespace, server: Path, folder: Path) -> int:
     except NotMeasured as error:
         print(f"nan_suite_s: {error}")
     for name, figure in (("sdc", "sdc_found_fraction"), ("sdc_p01", "sdc_p01_found_fraction"),
+                         ("replay", "replay_found_fraction"), ("replay_p01", "replay_p01_found_fraction"),
                          ("link", "link_named_fraction")):  # fmt: skip
         if counts.all.get(name):
             figures[figure], samples[figure] = counts.good[name] / counts.all[name], counts.all[name]
@@ -138,6 +150,17 @@ def one_trial(counts: Counts, server: Path, folder: Path, kind: str, share: floa
     expected = frozenset({bad} if share else ())
     counts.add(kind, found.accused == expected, len(found.accused - expected))
     told(kind, number, found, fault if share else "no fault")
+
+
+def one_replay(counts: Counts, kind: str, p: float, number: int) -> None:
+    node = f"node-{random.Random(f'{kind} {number}').randrange(NODES)}" if p else ""
+    try:
+        trial = replay(node, p=p, seed=number, repeats=REPEATS if 0 < p < 1 else 3)
+    except NotMeasured as error:
+        print(f"{kind} {number + 1}: {error}", flush=True)
+        return
+    counts.add(kind, trial.is_right, len({*trial.named, *trial.evicted} - {node}))
+    print(f"{kind} {number + 1}: {trial}", flush=True)
 
 
 def one_link(counts: Counts, server: Path, folder: Path, number: int) -> None:

@@ -72,6 +72,23 @@ def test_hours_of_a_noisy_machine_bring_no_alarm() -> None:
     assert watch.alarms == []
 
 
+def halted(waited_s: float, longest_s: float) -> Pulse:
+    """What came to a halt between two looks, and goes on."""
+    return Pulse(rank=0, attempt=1, number=1_000, longest_s=longest_s, waited_s=waited_s, still_s=0.3)
+
+
+def test_a_long_wait_that_has_just_ended_is_an_alarm() -> None:
+    watch = Watch().healthy()
+    alarm = watch.trigger.take([halted(2.8, 2.9)], watch.now + 1)
+    assert alarm is not None and alarm.symptom == "slow" and alarm.for_s == pytest.approx(3.1)
+    assert "waited for 2.8 s" in alarm.evidence
+
+
+def test_a_long_time_without_operations_that_nobody_waited_for_is_none() -> None:
+    watch = Watch().healthy()
+    assert watch.trigger.take([halted(0.1, 20.0)], watch.now + 1) is None
+
+
 def test_three_slow_seconds_in_a_row() -> None:
     watch = Watch().healthy()
     for _ in range(10):

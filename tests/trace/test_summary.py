@@ -194,6 +194,7 @@ def test_a_pulse_counts_intervals_over_its_edges() -> None:
     ]  # fmt: skip
     assert [one.still_s for one in made] == [pytest.approx(one) for one in (0.2, 0.4, 0.1, 1.1)]
     assert [one.longest_s for one in made] == [pytest.approx(one) for one in (0.4, 0.4, 1.3, 0.0)]
+    assert [one.waited_s for one in made] == [pytest.approx(one) for one in (0.1, 0.1, 0.1, 0.0)]
     assert [one.number for one in made] == [1000, 2000, 3000, 4000]
 
 

@@ -1,7 +1,8 @@
 """Is communication stuck or slow? A fold over the seconds of a few ranks.
 
 stuck   a rank waits for an operation, and none of its operations has ended for longer than is usual
-slow    operations follow each other at 1.5 times the usual interval, in three windows of a second in a row
+slow    operations follow each other at 1.5 times the usual interval, in three windows of a second in a row; or what
+        would have been stuck, had it not ended between two looks
 
 Whatever gets stuck looks slow first, to those who only count. So nothing is called slow while any of these ranks stands
 still; and what is compared is the mean interval between ends, which a second in which nothing ends does not change.
@@ -119,6 +120,11 @@ class Trigger:
             self._odd_time = now
             since_s = self._since(rank, now) if self.symptom is not None else 0.0
             return self._alarm("stuck", pulse.rank, max(pulse.still_s or 0.0, since_s), stuck)
+        if self._repeats and len(self._gaps) >= _KNOWN and pulse.waited_s >= self._still_limit_s():
+            self._odd_time = now
+            halted = f"rank {pulse.rank} has waited for {pulse.waited_s:.1f} s until an operation of it ended"
+            for_s = pulse.waited_s + (pulse.still_s or 0.0)
+            return self._alarm("slow", pulse.rank, for_s, f"{halted}; {self._usually()}")
         if len(self._gaps) < _KNOWN:
             self._learn(pulse)
             return None
@@ -150,13 +156,15 @@ class Trigger:
     def _stuck(self, pulse: Pulse) -> str | None:
         if pulse.still_s is None or not pulse.in_flight or len(self._gaps) < _KNOWN or not self._repeats:
             return None
-        usual_s = self._usual_gap_s
-        if pulse.still_s < max(STILL_S, _STILL_GAPS * usual_s, _STILL_MARGIN * max(self._gaps)):
+        if pulse.still_s < self._still_limit_s():
             return None
-        return (
-            f"rank {pulse.rank} waits, and no operation of it has ended for {pulse.still_s:.1f} s; usually it takes "
-            f"{usual_s:.2f} s at most from one to the next"
-        )
+        return f"rank {pulse.rank} waits, and no operation of it has ended for {pulse.still_s:.1f} s; {self._usually()}"
+
+    def _usually(self) -> str:
+        return f"usually it takes {self._usual_gap_s:.2f} s at most from one to the next"
+
+    def _still_limit_s(self) -> float:
+        return max(STILL_S, _STILL_GAPS * self._usual_gap_s, _STILL_MARGIN * max(self._gaps))
 
     def _stands_still(self, now: float) -> bool:
         """Whether any rank finishes nothing: then it is too early to say that anything is slow."""

@@ -59,6 +59,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     streams: tuple[Stream, ...] = ()
     longest_s: float = 0.0
     """The longest time without an end of any operation, of those that this second has ended."""
+    waited_s: float = 0.0
+    """The longest part of such a time in which it waited for what then ended."""
     still_s: float | None = None
     """At its end, since the last end of any operation; None: there was none yet."""
     in_flight: bool = False

@@ -79,11 +79,12 @@ class Pulses:
         done = done[np.argsort(done["t_done"], kind="stable")]
         ends: dict[tuple[int, int, int], list[int]] = {}
         columns = (done[name].tolist() for name in ("comm", "op", "bytes", "t_done"))
-        longest = 0
-        for comm, op, size, t_done in zip(*columns, strict=True):
+        longest = waited = 0
+        for comm, op, size, t_done, began in zip(*columns, _blocked(done)[0].tolist(), strict=True):
             ends.setdefault((comm, op, size.bit_length()), []).append(t_done)
             if self._last_any:
                 longest = max(longest, t_done - self._last_any)
+                waited = max(waited, t_done - max(began, self._last_any))
             self._last_any = t_done
         streams = []
         for key, times in ends.items():
@@ -100,6 +101,7 @@ class Pulses:
             number=end_ns // 1_000_000,
             streams=tuple(streams),
             longest_s=longest / _NS,
+            waited_s=waited / _NS,
             still_s=(end_ns - self._last_any) / _NS if self._last_any else None,
             in_flight=_waits(records.table),
             phase=phase,

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from evertrain.locate import lateness, links, processors
+from evertrain.locate.apart import apart
 from evertrain.locate.blocking import Blocking, Grapher, Meeting
 from evertrain.locate.lateness import Own, Transfer
 from evertrain.locate.links import Found
@@ -38,7 +39,7 @@ from evertrain.model.collectives import (
 _STILL_S = 0.7
 """Somebody has ended an operation since: nothing is stuck any more."""
 _SLOWER = 1.15
-_OWN_SHARE, _ABOVE_NEXT, _LEAST_OWN_S = 0.4, 2.0, 0.001
+_OWN_SHARE, _LEAST_OWN_S = 0.4, 0.001
 _BETWEEN, _ELSEWHERE = 0.9, 0.15
 """So much of what has become longer lies between steps, though so much of the rank's work lies elsewhere."""
 _BUSY_CORES = 0.5
@@ -218,14 +219,13 @@ class _Case:
     def _own(self, owns: Sequence[Own], all_transfers: Sequence[Transfer]) -> RootCause | None:
         """Who takes longer by itself, and makes the others wait."""
         much = _much(owns)
-        chosen = [one for one in much if one.own_s * _ABOVE_NEXT >= owns[0].own_s]
-        if not chosen or 2 * len(chosen) > len(owns) > 2:
-            return None
-        if any(one not in chosen and one.own_s * _ABOVE_NEXT > owns[0].own_s for one in owns):
+        first = apart({one.rank: one.own_s for one in owns})
+        chosen = [one for one in much if one.rank in first]
+        if not chosen or len(chosen) < len(first) or 2 * len(chosen) > len(owns) > 2:
             return None
         is_between = all(one.between_s >= _BETWEEN * one.own_s and one.elsewhere >= _ELSEWHERE for one in chosen)
         component: Component = "storage" if is_between else "compute"
-        rest = next((one for one in owns if one not in chosen), None)
+        rest = next(iter(owns[len(chosen) :]), None)
         lines = []
         for one in chosen[:_MOST_LINES]:
             where = ", all of it between its steps" if is_between else ""

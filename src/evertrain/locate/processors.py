@@ -7,16 +7,17 @@ everything takes long, so that durations alone would say that it computes more, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
 
 import msgspec
 
+from evertrain.locate.apart import apart
 from evertrain.model.collectives import Host, RankTrace
 
 _PAUSED_SHARE, _PAUSED_SAMPLES = 0.08, 2
 _THROTTLED, _DELAYED = 0.2, 0.5
 """Seconds a second, over what is usual for the rank."""
-_ABOVE_OTHERS = 2.0
+_MORE = 2.0
+"""Times what it was before."""
 _ALIKE = 0.5
 
 
@@ -55,13 +56,11 @@ def starved(ranks: Mapping[int, RankTrace]) -> Trouble | None:
     seen = {rank: (one.now.host, one.before.host) for rank, one in ranks.items() if one.now.host is not None}
     throttled = {rank: _rate(now, "throttled_s") - _rate(before, "throttled_s") for rank, (now, before) in seen.items()}
     delayed = {rank: _rate(now, "delay_s") - _rate(before, "delay_s") for rank, (now, before) in seen.items()}
-    for excess, least in ((throttled, _THROTTLED), (delayed, _DELAYED)):
-        worst = max(excess.values(), default=0.0)
-        if worst < least:
+    for what, excess, least in (("throttled_s", throttled, _THROTTLED), ("delay_s", delayed, _DELAYED)):
+        found = sorted(apart(excess))
+        if not found or min(excess[rank] for rank in found) < least or 2 * len(found) > len(seen):
             continue
-        found = sorted(rank for rank, one in excess.items() if one >= max(least, _ALIKE * worst))
-        others = [one for rank, one in excess.items() if rank not in found]
-        if 2 * len(found) > len(seen) or (others and worst < _ABOVE_OTHERS * max(median(others), 0.0)):
+        if any(_rate(seen[rank][0], what) < _MORE * _rate(seen[rank][1], what) for rank in found):
             continue
         lines = []
         for rank in found:

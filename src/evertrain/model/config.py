@@ -208,7 +208,7 @@ class MetricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """So many steps after those are the speed to go by;"""
     recent_steps: Annotated[int, msgspec.Meta(ge=5, le=1000)] = 10
     """... the last so many are compared with them."""
-    slow_below: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.8
+    slow_below: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.85
     """Training is slow below this part of that speed,"""
     slow_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     """... for at least so long,"""

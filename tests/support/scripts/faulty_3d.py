@@ -192,7 +192,7 @@ def next_batch(text: Tensor, batch: int, context: int, generator: torch.Generato
     global loaded
     Job.step += 1
     if ONCE and Job.step == int(AT_STEP):
-        if CHOSEN and (options.fault in ALONE or options.fault in TOGETHER):
+        if CHOSEN and (options.fault in ALONE or options.fault in TOGETHER or options.slow != 1):
             note()
         if CHOSEN and options.fault in ALONE:
             ALONE[options.fault]()
@@ -213,11 +213,9 @@ loaded: Iterator[Any] | None = None
 
 
 def compute(*_: object) -> None:
-    """Keeps this rank at work for a while: by the clock, however many share its core."""
-    slow = options.slow if CHOSEN and int(AT_STEP) <= Job.step else 1.0
-    until = time.perf_counter() + options.compute_ms * slow / 1000
-    while time.perf_counter() < until:
-        torch.mm(torch.ones(32, 32), torch.ones(32, 32))
+    """An accelerator is at work for a while, and its rank waits for it; it has one of its own, however many ranks share
+    the machine's cores."""
+    time.sleep(options.compute_ms * (options.slow if CHOSEN and int(AT_STEP) <= Job.step else 1.0) / 1000)
 
 
 def main() -> None:

@@ -48,7 +48,8 @@ test-nccl: install ## the NCCL plugin: a driver that plays NCCL, every trap, val
 
 test: lint types unit system ## all of the above: what must hold before a change lands
 
-test-all: lint types ## the same with the whole matrices
+test-all: export EVERTRAIN_TEST_ALL = 1
+test-all: lint types ## the same with the whole matrices, and all examples of every property
 	$(PYTEST) tests --ignore tests/system -n auto --maxprocesses 4
 	$(PYTEST) tests/system
 

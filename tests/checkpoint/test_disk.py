@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from evertrain.checkpoint import disk, slots
 from evertrain.worker import slots as layout
+from support.effort import examples
 from support.slots import slot
 
 
@@ -62,7 +63,7 @@ def test_the_last_three_steps_are_kept_and_the_first_of_their_ten(memory: Path, 
     assert steps(there) == [1, 3, 4, 5]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(first=st.integers(0, 2000), gap=st.integers(1, 40))
 def test_about_10_100_and_1000_steps_back_there_is_another_one(first: int, gap: int) -> None:
     held: set[tuple[int, int]] = set()

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertrain.checkpoint.placement import Backup, Group, Plan, Shard, groups_of, plan
+from support.effort import examples
 
 FIG_9 = "pp=4,dp=2,tp=2"
 
@@ -290,7 +291,7 @@ def text_of(sizes: Mapping[str, int]) -> str:
     return ",".join(f"{name}={size}" for name, size in sizes.items())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(small_meshes.filter(lambda sizes: prod(sizes.values()) <= 512), st.integers(1, 16), st.data())
 def test_any_mesh_on_nodes_of_any_size(sizes: dict[str, int], ranks_per_node: int, data: st.DataObject) -> None:
     world, mesh = prod(sizes.values()), text_of(sizes)
@@ -316,7 +317,7 @@ def test_any_mesh_on_nodes_of_any_size(sizes: dict[str, int], ranks_per_node: in
             assert all((held[node] + 1) * 100 > made.bound_bytes for node in safe)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 10_000))
 def test_the_order_of_what_is_given_does_not_matter(seed: int) -> None:
     random = Random(seed)
@@ -349,7 +350,7 @@ def crowded(draw: st.DrawFn) -> tuple[dict[int, str], tuple[Group, ...], tuple[G
     return nodes_in_order(world, per_node), groups, experts, owners
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(crowded())
 def test_as_many_as_possible_are_safe(
     given_: tuple[dict[int, str], tuple[Group, ...], tuple[Group, ...], list[int]],
@@ -385,7 +386,7 @@ def test_as_many_as_possible_are_safe(
                 assert all(held[node] == per_node for node in nodes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(crowded(), st.data())
 def test_unequal_sizes_are_packed_if_they_can_be(
     given_: tuple[dict[int, str], tuple[Group, ...], tuple[Group, ...], list[int]], data: st.DataObject

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evertrain.cli import explain, main
+from support.effort import examples
 
 ECC = "gpu-a-12: [rank7]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
 XID = "[1.1] NVRM: Xid (PCI:0000:19:00): 79, pid=1, GPU has fallen off the bus.\n"
@@ -161,7 +162,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     assert not Path("/tmp/evertrain-hostile").exists()
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.binary(max_size=3000), head=st.sampled_from([b"", b"\x80\x04", b"{", b"[", b"Process 1: x\n", b"\x1f\x8b"])
 )

@@ -23,6 +23,7 @@ from evertrain.model.records import (
     TermStarted,
 )
 from evertrain.model.report import RankError
+from support.effort import examples
 from support.world import World
 
 
@@ -443,7 +444,7 @@ def happen(world: World, what: str, number: int) -> None:
             run_again(world, float(number))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(HAPPENINGS)
 def test_all_parts_of_a_job_sum_up_to_its_wall_time(happenings: list[tuple[str, int]]) -> None:
     world = World(config=Config(restart=RestartConfig(no_progress_attempts=1000, node_return_s=1e6)))
@@ -470,7 +471,7 @@ def test_all_parts_of_a_job_sum_up_to_its_wall_time(happenings: list[tuple[str, 
     assert live is None or 0.0 <= live <= 1.0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(HAPPENINGS)
 def test_an_ended_job_is_never_booked_again(happenings: list[tuple[str, int]]) -> None:
     """Whoever asks a year later gets the same answer."""

@@ -28,6 +28,7 @@ from evertrain.model.records import (
     TermStarted,
 )
 from evertrain.model.report import Exit, RankError
+from support.effort import examples
 from support.world import LOST, World
 
 BUG = RankError(type="ValueError", message="boom", file="/t.py", line=7, step=3)
@@ -579,5 +580,5 @@ class AnyJob(RuleBasedStateMachine):
 
 TestAnyJob = AnyJob.TestCase
 TestAnyJob.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

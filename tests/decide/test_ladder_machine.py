@@ -22,6 +22,7 @@ from evertrain.model import decisions as d
 from evertrain.model import records as r
 from evertrain.model.config import LadderConfig
 from evertrain.model.decisions import AnyAction, Policy
+from support.effort import examples
 from support.ladders import Job
 
 NODES = tuple(f"node-{index}" for index in range(10))
@@ -312,7 +313,7 @@ class Anything(RuleBasedStateMachine):
 
 
 Anything.TestCase.settings = settings(
-    max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(300), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAnything = Anything.TestCase
 
@@ -327,7 +328,7 @@ failure = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     failures=st.lists(failure, min_size=40, max_size=40),
     only=st.sampled_from(["", "", "exit", "hang", "lost"]),

@@ -19,6 +19,7 @@ from evertrain.model import records as r
 from evertrain.model.config import CheckpointConfig
 from evertrain.model.copies import Backup, Copy, Part, Pinned, RoundOrder, Save
 from evertrain.model.report import Identity, NodeReport, PageReport
+from support.effort import examples
 
 STEP_S = 0.1
 KEEPER = Identity(1, 1)
@@ -481,5 +482,5 @@ class AnyOrder(RuleBasedStateMachine):
         assert len(cluster.rounds.kept) <= 2
 
 
-AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestAnyOrder = AnyOrder.TestCase

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evertrain.decide.history import History
 from evertrain.decide.sizing import ENOUGH_FAILURES, USUAL_RATE, learnt, standbys
+from support.effort import examples
 
 
 @pytest.mark.parametrize(("nodes", "number"), [(128, 2), (256, 2), (512, 3), (1024, 4), (1200, 5)])
@@ -32,7 +33,7 @@ def test_the_edges() -> None:
     assert standbys(1, 0.5, quantile=0.5) == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(1, 60), st.integers(0, 1000), st.integers(1, 999))
 def test_it_is_the_smallest_number_that_suffices(nodes: int, per_mille: int, quantile_per_mille: int) -> None:
     rate, wanted = Fraction(per_mille, 1000), Fraction(quantile_per_mille, 1000)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from evertrain.detect.gpu import GpuRules
 from evertrain.detect.readings import grade
 from evertrain.model.sensing import GpuReading, Sign
+from support.effort import examples
 
 HEALTHY = GpuReading(
     index=3, uuid="GPU-3", bus="0000:13:00.0", temperature_c=60, slowdown_c=87, pcie_width=16, pcie_width_max=16,
@@ -155,7 +156,7 @@ def test_each_gpu_by_itself() -> None:
 some = st.one_of(st.none(), st.integers(0, 200))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.lists(
         st.builds(

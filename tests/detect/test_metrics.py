@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from evertrain.detect.metrics import MetricRules
 from evertrain.model.config import MetricConfig
 from evertrain.model.metrics import MetricEvent, Step
+from support.effort import examples
 
 NAN = float("nan")
 Numbers = Callable[[int], float | None]
@@ -64,7 +65,7 @@ def noisy(seed: int, sigma: float) -> Callable[[], float]:
     end=st.floats(1e-9, 1.0),
     speed=st.floats(1e-4, 0.5),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_noisy_losses_that_fall(seed: int, sigma: float, start: float, end: float, speed: float) -> None:
     noise = noisy(seed, sigma)
     assert (
@@ -80,7 +81,7 @@ def test_noisy_losses_that_fall(seed: int, sigma: float, start: float, end: floa
 
 
 @given(seed=st.integers(0, 1 << 32), scale=st.floats(1e-12, 1e-3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_loss_near_zero_is_noise_over_magnitudes(seed: int, scale: float) -> None:
     rng = random.Random(seed)
     fallen = steps(
@@ -96,7 +97,7 @@ def test_zeros_and_what_is_next_to_them() -> None:
 
 
 @given(seed=st.integers(0, 1 << 32), spread=st.floats(0.1, 60.0))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_negative_losses(seed: int, spread: float) -> None:
     rng = random.Random(seed)
     # from +300 through zero to -700
@@ -104,7 +105,7 @@ def test_negative_losses(seed: int, spread: float) -> None:
 
 
 @given(seed=st.integers(0, 1 << 32), period=st.integers(60, 300))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_learning_rates_that_start_again(seed: int, period: int) -> None:
     noise = noisy(seed, 0.05)
 
@@ -168,7 +169,7 @@ def test_steps_that_are_named_again() -> None:
 
 
 @given(seed=st.integers(0, 1 << 32), sigma=st.floats(0.0, 0.4), step_s=st.floats(0.002, 30.0))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_step_times_vary(seed: int, sigma: float, step_s: float) -> None:
     noise = noisy(seed, sigma)
     assert told(steps(1500, seconds=lambda _: step_s * noise())) == []
@@ -197,7 +198,7 @@ def test_compilation_at_the_start() -> None:
 
 
 @given(seed=st.integers(0, 1 << 32), by_tokens=st.booleans(), noise=st.floats(0.0, 0.1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_packed_sequences(seed: int, by_tokens: bool, noise: float) -> None:
     rng = random.Random(seed)
     sizes = [rng.uniform(1000, 3000) for _ in range(1001)]
@@ -255,7 +256,7 @@ def test_a_gradient_norm_that_stays_not_finite() -> None:
 
 
 @given(seed=st.integers(0, 1 << 32), level=st.floats(1e-6, 1e6), at=st.integers(30, 300))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_ten_times_for_three_steps(seed: int, level: float, at: int) -> None:
     noise = noisy(seed, 0.1)
 

@@ -19,6 +19,7 @@ from evertrain.model.activity import Operation
 from evertrain.model.recording import Recording
 from evertrain.model.stacks import Located, NodeCapture
 from support import stuck
+from support.effort import examples
 from support.stuck import Job
 
 MESH = {"pp": 2, "dp": 2, "tp": 2}
@@ -331,7 +332,7 @@ def test_no_stack_could_be_read_and_pages_say_who_is_outside() -> None:
     frames=st.sampled_from([stuck.FETCH, stuck.SLEEP, stuck.SAVE, stuck.READ, stuck.WORKERS]),
     blind=st.sets(st.integers(0, 7), max_size=3),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_who_waits_inside_is_never_named(rank: int, frames: tuple[str, ...], blind: set[int]) -> None:
     job = three_dimensions(rank)
     job.outside(rank, frames, waits_in="hrtimer_nanosleep")
@@ -363,7 +364,7 @@ stands = st.tuples(
     others=st.lists(st.none() | stands, min_size=8, max_size=8),
     has_mesh=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_whatever_is_seen_there_is_a_verdict_and_it_names_known_ranks_only(
     ranks: list[Any], others: list[Any], has_mesh: bool
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evertrain.locate import pairs
 from evertrain.locate.pairs import Pair, PairResult, PairVerdict, Seat
+from support.effort import examples
 
 GOOD = 1e9
 Measure = Callable[[Pair], PairResult]
@@ -154,7 +155,7 @@ def test_one_or_two_bad_things_are_found(count: int, data: st.DataObject) -> Non
     assert {frozenset(pair) for pair in verdict.links} == links
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.integers(2, 9), st.data())
 def test_any_results_are_judged(count: int, data: st.DataObject) -> None:
     nodes = names(count)

@@ -23,6 +23,7 @@ from evertrain.model.config import CodeConfig
 from evertrain.versions import archive, folder, stream, tree
 from evertrain.versions.errors import ArchiveError, TreeError
 from evertrain.versions.tree import File, Link
+from support.effort import examples
 from support.trees import SCRIPT, packed, plant
 
 CONFIG = CodeConfig()
@@ -102,7 +103,7 @@ _names = st.text(
 ).filter(lambda name: name not in (".", "..") and len(name.encode()) <= 255)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(
         st.lists(_names, min_size=1, max_size=3).map("/".join),

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertrain.versions import names
+from support.effort import examples
 
 
 @pytest.mark.parametrize("path", ["a", "a/b.py", "..a", "a..", "...", "\u00e4/\u4e2d", "a b", "~", "-rf", "a\u200bb"])
@@ -21,7 +22,7 @@ def test_bad_ones(path: str) -> None:
     assert names.problem(path)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.text())
 def test_anything_is_shown_in_one_line(text: str) -> None:
     shown = names.shown(text)

@@ -13,6 +13,7 @@ from evertrain.checkpoint.slots import SlotInfo
 from evertrain.decide import resume
 from evertrain.worker import pins, slots
 from evertrain.worker.slots import COMPLETE, EMPTY, WRITING, SlotHeader, slot_to_overwrite
+from support.effort import examples
 
 
 def header(step: int = 1, attempt: int = 1, state: int = COMPLETE, rank: int = 0, world_size: int = 1) -> SlotHeader:
@@ -211,7 +212,7 @@ schedules = st.builds(
 
 
 @given(schedules)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_with_three_slots_a_common_step_exists_at_any_instant(schedule: Schedule) -> None:
     kill_at_any_instant(schedule, slots.SLOTS)
 

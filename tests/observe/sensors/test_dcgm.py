@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from evertrain.observe.sensors import dcgm
 from evertrain.observe.sensors.dcgm import TENSOR, VARIABLE, DcgmSensor, samples
+from support.effort import examples
 
 METRICS = f"""# HELP {TENSOR} Ratio of cycles the tensor (HMMA) pipe is active (in %).
 # TYPE {TENSOR} gauge
@@ -142,7 +143,7 @@ def test_labels_and_values_as_the_format_has_them() -> None:
     assert list(samples(text, "m")) == [({"a": "x\\y", "b": 'q"', "c": "l\nm"}, float("inf")), ({}, 0.001), ({}, 2.0)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.text())
 def test_any_text_may_come(text: str) -> None:
     found = list(samples(f"{TENSOR}{text}\n{text}", TENSOR))

@@ -50,10 +50,10 @@ POLL_S = 0.1
 HEALTHY_S = 45.0
 GROUP_TIMEOUT_S = 30
 FACTORS = (1.5, 2.0, 3.0)
-SLOW_STEP = 26
+SLOW_STEP = 16
 SLOW_LIMIT_S = 180.0
-SLOW_ARGS = ("--microbatches=4", "--batch=4", "--compute-ms=250")
-SLOW_CONFIG = "metrics: {warm_up_steps: 3, baseline_steps: 20, recent_steps: 10}\n"
+SLOW_ARGS = ("--microbatches=4", "--batch=4", "--compute-ms=500")
+SLOW_CONFIG = "metrics: {warm_up_steps: 3, baseline_steps: 10, recent_steps: 5}\n"
 """Otherwise a trial would take a quarter of an hour: steps that sleep are even, so that fewer say enough."""
 RANKS = (5, 3, 6, 0, 7, 2, 4, 1)
 """The faulty one, of one round after the other."""

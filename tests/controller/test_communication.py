@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from evertrain.agent import windowing
+from evertrain.agent.rings import Name
 from evertrain.controller import views
 from evertrain.controller.communication import COLLECT_S, of_window
 from evertrain.controller.conductor import Conductor
 from evertrain.model.collectives import NodeTrace, Pulse
 from evertrain.model.report import Report
-from evertrain.model.windows import JobWindow, NodePart, WindowOrder, pack
+from evertrain.model.windows import JobWindow, NodePart, NodeWindow, RingWindow, WindowOrder, pack
+from evertrain.trace.reading import Reader
+from support import nccl
 from support.collective_faults import asleep, link_down
 from support.collectives import Fault, Job
 from support.conducted import Conducted, conducted, until
@@ -29,6 +33,8 @@ class Watching(Conducted):
         super().__init__(world, conductor)
         self.job = Job({"dp": 4})
         self.silent: set[str] = set()
+        self.inside = ""
+        """What agents say of NCCL's plugin."""
         self.answered: list[WindowOrder] = []
 
     def play(self, fault: Fault, seconds: float) -> None:
@@ -43,7 +49,7 @@ class Watching(Conducted):
             report = self.world.report(node)
             mine = [one for one in pulses if self.node_of(one.rank) == node.name]
             pages = tuple(replace(page, phase=phase) for page in report.pages)
-            report = replace(report, pulses=tuple(mine), pages=pages)
+            report = replace(report, pulses=tuple(mine), pages=pages, nccl=self.inside)
             spec = self.world.spec
             self.conductor.hear(
                 Report(job=spec.job, run_id=spec.run_id, term=1, time=self.conductor.now(), report=report)
@@ -86,6 +92,29 @@ class Watching(Conducted):
             assert self.conductor.windows.take(order.number, name, pack(trace)) is None
         return order
 
+    async def answer_inside(self, folder: Path) -> WindowOrder:
+        """... and send what the plugin of each rank has written in the last seconds before it ended."""
+
+        def asked() -> WindowOrder | None:
+            return next((one for order in self.orders.values() for one in order.windows if one.writers), None)
+
+        await until(asked, "NCCL's records are wanted")
+        order = asked()
+        assert order is not None
+        rings: dict[str, list[RingWindow]] = {}
+        for file in nccl.files(folder):
+            with Reader(file) as reader:
+                name = Name(1, reader.header().rank, "nccl", reader.header().pid, "ring")
+                newest = reader.newest(64)
+                at_ns = max(int(one["t"].max()) for one in (newest.operations, newest.flows, newest.hosts) if len(one))
+            rings.setdefault(self.node_of(name.rank), []).append(windowing._cut(file, name, order, at_ns))
+        for node, found in rings.items():
+            window = NodeWindow(
+                number=order.number, attempt=1, node=node, monotonic_ns=at_ns, zero=0.0, rings=tuple(found)
+            )
+            assert self.conductor.windows.take(order.number, node, pack(window)) is None
+        return order
+
 
 @pytest.fixture
 async def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watching]:
@@ -120,6 +149,23 @@ async def test_a_node_that_cannot_answer_is_not_waited_for(watching: Watching) -
     assert time.monotonic() - began < COLLECT_S + 3.0
     (incident,) = views.incidents(watching.conductor.state)
     assert incident["ranks"] == [3] and incident["component"] == "network", incident
+
+
+@pytest.mark.skipif(bool(nccl.MISSING), reason=nccl.MISSING)
+async def test_what_nccl_shows_from_inside_is_nearer_to_the_cause(
+    watching: Watching, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """From outside one connection is odd; inside the accelerator of a rank at its end has made nothing ready."""
+    nccl.play_world(nccl.shared(tmp_path_factory), tmp_path, "gpu_power", culprit=2)
+    watching.inside = "plugin v6"
+    watching.play(link_down(3), START + 8.0)
+    second = await watching.seconds(START + 8.0)
+    assert second is not None
+    order, _ = await asyncio.gather(watching.answer_inside(tmp_path), watching.answer(second))
+    assert order.writers == ("nccl",) and 0.5 <= order.seconds <= 5.0
+    await until(lambda: views.incidents(watching.conductor.state), "an incident")
+    (incident,) = views.incidents(watching.conductor.state)
+    assert (incident["ranks"], incident["component"]) == ([2], "compute"), incident
 
 
 async def test_a_healthy_job_is_not_looked_at(watching: Watching) -> None:

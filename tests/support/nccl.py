@@ -96,6 +96,19 @@ class Truth:
                 self.said[word] = int(rest[0])
 
 
+def play_world(
+    built: Built, folder: Path, fault: str, *, culprit: int, ranks: int = 4, transport: str = "ib", pace: int = 1,
+    seconds: float = 3.0,
+) -> None:  # fmt: skip
+    """Some ranks train, and one of them has a fault (tests/trace/nccl/world.c); each leaves a ring."""
+    subprocess.run(
+        [built.driver, built.library, "6", "world"], check=True, capture_output=True, timeout=60,
+        env={"WORLD_FAULT": fault, "WORLD_TRANSPORT": transport, "WORLD_PREFIX": str(folder / "w"),
+             "WORLD_SECONDS": str(seconds), "WORLD_RANKS": str(ranks), "WORLD_CULPRIT": str(culprit),
+             "WORLD_PACE": str(pace)},
+    )  # fmt: skip
+
+
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.ring"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,7 @@ fault. Then nobody may be named; with a larger one somebody must be."""
 
 def look(built: nccl.Built, folder: Path, fault: str, transport: str, pace: int) -> HeadCause:
     seconds = SECONDS * (1 + pace) / 2
-    subprocess.run(
-        [built.driver, built.library, "6", "world"], check=True, capture_output=True, timeout=60,
-        env={"WORLD_FAULT": fault, "WORLD_TRANSPORT": transport, "WORLD_PREFIX": str(folder / "w"),
-             "WORLD_SECONDS": str(seconds), "WORLD_RANKS": str(RANKS), "WORLD_CULPRIT": str(CULPRIT),
-             "WORLD_PACE": str(pace)},
-    )  # fmt: skip
+    nccl.play_world(built, folder, fault, culprit=CULPRIT, ranks=RANKS, transport=transport, pace=pace, seconds=seconds)
     ranks = []
     for file in nccl.files(folder):
         with Reader(file) as reader:

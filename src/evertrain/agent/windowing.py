@@ -111,11 +111,11 @@ class Windowing:
         )
 
     def read(self, order: WindowOrder) -> NodeWindow:
-        """What is there now."""
+        """What is there now, as it was written down."""
         now_ns = time.monotonic_ns()
         found, groups, ends = [], dict[str, TracedGroup](), list[Ends]()
         for path, name in self._rings.files():
-            if name.attempt != order.attempt:
+            if name.attempt != order.attempt or (order.writers and name.writer not in order.writers):
                 continue
             if name.kind == "flows":
                 ends += [Ends(*pair) for pair in flows.read_pairs(path, name.rank)]

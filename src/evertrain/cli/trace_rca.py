@@ -85,13 +85,9 @@ def of_job(job: KnownJob, since: float) -> RootCause:
     longer = _still_s(window)
     if longer > since:
         window = _ask(job, min(longer, _MOST_NOW_S))
-    found = of_window(window, None, expected)
-    if not any("NCCL" in line for line in status["active"]):
-        return found
-    from evertrain.controller import nccl_cause
-
-    scene = trace_source.window(job, since + _MARGIN_S)
-    return nccl_cause.stronger(found, nccl_cause.of_scene(scene, since + _MARGIN_S))
+    is_inside_seen = any("NCCL" in line for line in status["active"])
+    inside = trace_source.fetched(job, {"seconds": since + _MARGIN_S}) if is_inside_seen else None
+    return of_window(window, None, expected, inside)
 
 
 def _ask(job: KnownJob, now_s: float) -> JobWindow:

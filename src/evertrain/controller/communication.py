@@ -42,6 +42,8 @@ _BEFORE_S = 12.0
 _MARGIN_S = 0.5
 _MOST_ROWS, _FEWEST_ROWS = 600_000, 32
 """Operations that all ranks together tell one by one, and one rank at least."""
+_INSIDE_RANK_S, _INSIDE_S = 4096.0, (0.5, 5.0)
+"""Of NCCL's own records, which are many, so many seconds of all ranks together; of each rank between these."""
 _TRAINING = frozenset({"", "train"})
 _BRIEF_S = 5.0
 """What others have noticed is an episode for so long at least."""
@@ -111,7 +113,7 @@ class Communication:
         seen = state.communication
         if seen is not None and self._noted is None and self._is_over(state, now):
             self._tell(CollectivesWell(time=0.0, attempt=seen.odd.attempt, episode=seen.odd.episode))
-        self._ask(state, now)
+        self._ask(state, now, is_inside_seen=any(seen.report.nccl for seen in picture.nodes.values()))
         self._take_answer(state)
 
     # -- episodes ------------------------------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ class Communication:
 
     # -- looks ---------------------------------------------------------------------------------------------------------
 
-    def _ask(self, state: JobState, now: float) -> None:
+    def _ask(self, state: JobState, now: float, *, is_inside_seen: bool) -> None:
         due = communication.next_look(state)
         seen = state.communication
         if due is None or now < due or seen is None or self._asked is not None or self._judging is not None:
@@ -193,23 +195,34 @@ class Communication:
             attempt=seen.odd.attempt,
             collect_s=COLLECT_S,
         )
-        if number is not None:
-            self._asked = _Asked(number, seen.odd.episode, seen.odd.symptom)
+        if number is None:
+            return
+        inside = None
+        if is_inside_seen:
+            least, most = _INSIDE_S
+            seconds = max(least, min(most, now_s, _INSIDE_RANK_S / ranks))
+            inside = self._looks.ask(
+                state, now, seconds=seconds, attempt=seen.odd.attempt, writers=("nccl",), collect_s=COLLECT_S
+            )
+        self._asked = _Asked(number, inside, seen.odd.episode, seen.odd.symptom)
 
     def _take_answer(self, state: JobState) -> None:
         asked = self._asked
-        if asked is None or self._looks.waits_for(asked.number) is not None:
+        if asked is None or any(self._looks.waits_for(one) is not None for one in asked.numbers):
             return
         self._asked = None
-        window = self._looks.result(asked.number)
+        window, *rest = map(self._looks.result, asked.numbers)
+        inside = rest[0] if rest else None
         attempt = next((one for one in state.attempts if window is not None and one.number == window.attempt), None)
         if window is not None and attempt is not None:
             expected = {rank: node for rank, node in attempt.started.placement.items() if rank not in attempt.ends}
-            self._judging = asyncio.create_task(self._judge(asked, window, expected))
+            self._judging = asyncio.create_task(self._judge(asked, window, inside, expected))
 
-    async def _judge(self, asked: _Asked, window: JobWindow, expected: Mapping[int, str]) -> None:
+    async def _judge(
+        self, asked: _Asked, window: JobWindow, inside: JobWindow | None, expected: Mapping[int, str]
+    ) -> None:
         try:
-            cause = await aside("rca", of_window, window, asked.symptom, expected)
+            cause = await aside("rca", of_window, window, asked.symptom, expected, inside)
         except Exception as error:  # a bug of ours: it costs the verdict
             _log.exception("look %d at collectives", asked.number)
             line = f"what ranks said could not be judged ({type(error).__name__}); see the controller's log"
@@ -228,13 +241,32 @@ class Communication:
 
 
 class _Asked:
-    def __init__(self, number: int, episode: int, symptom: Symptom) -> None:
+    """A look at all ranks, and perhaps another inside of NCCL."""
+
+    def __init__(self, number: int, inside: int | None, episode: int, symptom: Symptom) -> None:
         self.number, self.episode, self.symptom = number, episode, symptom
+        self.numbers = (number,) if inside is None else (number, inside)
         self.began = time.monotonic()
 
 
-def of_window(window: JobWindow, symptom: Symptom | None, expected: Mapping[int, str]) -> RootCause:
-    """What the looks of all nodes show; times are by our clock."""
+def of_window(
+    window: JobWindow, symptom: Symptom | None, expected: Mapping[int, str], inside: JobWindow | None = None
+) -> RootCause:
+    """What the looks of all nodes show, and the records of NCCL where there are any; times are by our clock."""
+    cause = _of_looks(window, symptom, expected)
+    if inside is None:
+        return cause
+    from evertrain.controller import nccl_cause
+    from evertrain.trace import scene
+
+    try:
+        seen = scene.of_window(inside)
+    except ValueError as error:
+        return replace(cause, blind=(*cause.blind, f"inside of NCCL: {error}"))
+    return nccl_cause.stronger(cause, nccl_cause.of_scene(seen, inside.seconds))
+
+
+def _of_looks(window: JobWindow, symptom: Symptom | None, expected: Mapping[int, str]) -> RootCause:
     from evertrain.trace import looking
 
     looks: list[NodeTrace] = []

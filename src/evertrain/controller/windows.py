@@ -76,24 +76,26 @@ class Windows:
 
     def ask(
         self, state: JobState, now: float, *, seconds: float, brief: bool = False, incident: int | None = None,
-        attempt: int | None = None, now_s: float = 0.0, most: int = 256, collect_s: float | None = None,
+        attempt: int | None = None, now_s: float = 0.0, most: int = 256, writers: tuple[str, ...] = (),
+        collect_s: float | None = None,
     ) -> int | None:  # fmt: skip
-        """The number of what will come; None: there is nobody to ask, or too much has been asked for. `now_s` and
-        `most` are the order's; after `collect_s` nobody is waited for any more, if most have answered."""
+        """The number of what will come; None: there is nobody to ask, or too much has been asked for. `now_s`, `most`
+        and `writers` are the order's; after `collect_s` nobody is waited for any more, if most have answered."""
         wanted = attempt if attempt is not None else state.attempt.number if state.attempt is not None else None
         found = next((one for one in state.attempts if one.number == wanted), None)
         if found is None:
             return None
         for number, one in self._open.items():
-            asked = (one.order.attempt, one.order.seconds, one.order.brief, one.order.now_s)
-            if asked == (wanted, seconds, brief, now_s) and not incident:
+            asked = (one.order.attempt, one.order.seconds, one.order.brief, one.order.now_s, one.order.writers)
+            if asked == (wanted, seconds, brief, now_s, writers) and not incident:
                 return number
         if len(self._open) >= _MOST_OPEN and incident is None and not now_s:
             return None
         number = max([int(time.time() * 1000), *(known + 1 for known in (*self._open, *self._done))])
         order = WindowOrder(
-            number=number, attempt=found.number, seconds=min(seconds, MOST_SECONDS), brief=brief, now_s=now_s, most=most
-        )
+            number=number, attempt=found.number, seconds=min(seconds, MOST_SECONDS), brief=brief, now_s=now_s,
+            most=most, writers=writers,
+        )  # fmt: skip
         collect_s = COLLECT_S if collect_s is None else collect_s
         self._open[number] = _Open(order, frozenset(found.started.placement.values()), now, incident, collect_s)
         asyncio.get_running_loop().call_later(collect_s, self._wake)

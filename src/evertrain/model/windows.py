@@ -32,6 +32,8 @@ class WindowOrder(msgspec.Struct, frozen=True, kw_only=True):
     and of `seconds` before that."""
     most: int = 256
     """So many operations of a rank are told one by one, of each of the two."""
+    writers: tuple[str, ...] = ()
+    """Only rings of these are wanted; empty: all."""
 
 
 class RingWindow(msgspec.Struct, frozen=True, kw_only=True):

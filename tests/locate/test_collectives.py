@@ -250,13 +250,13 @@ def _node(ranks: Sequence[RankTrace], comms: Sequence[Communicator]) -> NodeTrac
 @pytest.mark.parametrize("end", [2, 3])
 def test_of_one_odd_connection_it_is_the_end_whose_others_lose_data_too(end: int) -> None:
     """Rank 2 to rank 3 times out; what the one end sends to others is lost as well, but less of it."""
-    usual = {"sent": 1_000_000, "acked": 999_000}
+    usual = {"sent": 1_000_000, "acked": 999_000, "resent": 1}
     other = {2: 1, 3: 4}
 
     def flows(rank: int, *, now: bool) -> tuple[Flow, ...]:
         found = [Flow(peer=3, backoff=3 if now else 0, **usual)] if rank == 2 else []
         if rank in other:
-            lossy = {"sent": 1_000_000, "acked": 980_000 if now and rank == end else 999_000}
+            lossy = {"sent": 1_000_000, "acked": 980_000 if now and rank == end else 999_000, "resent": 1}
             found.append(Flow(peer=other[rank], **lossy))
         return tuple(found)
 

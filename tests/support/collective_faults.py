@@ -91,12 +91,12 @@ def loss(rank: int) -> Fault:
     return _fault(
         rank,
         transfer=lambda usual: usual * 30,
-        flow={"sent": 250_000, "acked": 212_000, "backoff": lambda at: at % 2},
+        flow={"sent": 250_000, "acked": 212_000, "resent": 26, "backoff": lambda at: at % 2},
     )
 
 
 def loss_one_way(rank: int) -> Fault:
-    return _fault(rank, transfer=lambda usual: usual * 30, flow_to={"sent": 250_000, "acked": 212_000})
+    return _fault(rank, transfer=lambda usual: usual * 30, flow_to={"sent": 250_000, "acked": 212_000, "resent": 26})
 
 
 def loader_stuck(rank: int) -> Fault:

@@ -209,10 +209,13 @@ class _Case:
         if slowdown < _SLOWER:
             return self._nobody([f"operations follow each other as before ({slowdown:.2f} times the interval)"], 0.3)
         owns, all_transfers = lateness.own_times(self._ranks), lateness.transfers(self._ranks)
+        longer = [one for one in all_transfers if one.is_longer and one.excess_s > 0]
+        longer = [one for one in longer if one.excess_s * 4 >= longer[0].excess_s]
         return (
             self._own(owns, all_transfers)
-            or self._transfers(all_transfers)
+            or self._connections(longer)
             or self._all_own(owns)
+            or self._transfers(longer)
             or self._nobody(["neither the time that ranks take for themselves nor their transfers explain it"], 0.3)
         )
 
@@ -246,10 +249,8 @@ class _Case:
             return None
         return self._nobody([f"{named(sorted(one.rank for one in much))} all take longer by themselves"], 0.5)
 
-    def _transfers(self, all_transfers: Sequence[Transfer]) -> RootCause | None:
-        longer = [one for one in all_transfers if one.is_longer and one.excess_s > 0]
-        if longer:
-            longer = [one for one in longer if one.excess_s * 4 >= longer[0].excess_s]
+    def _connections(self, longer: Sequence[Transfer]) -> RootCause | None:
+        """What the connections show along which transfers take longer; or all of them, as a halt shows in none."""
         if longer and (crowded := links.crowded(self._ranks)) is not None:
             return self._by_connections(crowded, longer)
         groups = {self._affected(one) for one in longer}
@@ -258,6 +259,9 @@ class _Case:
             found = links.full(ways) or links.lossy(ways, len(self._ranks)) or links.unread(self._ranks, ways)
             if found is not None:
                 return self._by_connections(found, longer)
+        return None
+
+    def _transfers(self, longer: Sequence[Transfer]) -> RootCause | None:
         if not longer:
             return None
         common = frozenset.intersection(*(one.members for one in longer))

@@ -209,9 +209,9 @@ def _lean(link: tuple[int, int], everything: Sequence[Way]) -> int | None:
 def _ill(rank: int, others: Sequence[Way]) -> float:
     """Part of what was sent from and to it that was lost, beyond what is usual; a time-out is as bad as much of it."""
     mine = [one for one in others if rank in (one.source, one.target)]
-    sent, lost = sum(one.now.sent for one in mine), sum(max(0, one.now.sent - one.now.acked) for one in mine)
+    sent, lost = sum(one.now.sent for one in mine), sum(_lost_bytes(one.now) for one in mine)
     usual_sent = sum(one.before.sent for one in mine if one.before)
-    usual = sum(max(0, one.before.sent - one.before.acked) for one in mine if one.before)
+    usual = sum(_lost_bytes(one.before) for one in mine)
     timeouts = sum(one.now.backoff > (one.before.backoff if one.before else 0) for one in mine)
     share = lost / sent if sent >= _FEWEST_SENT else 0.0
     return max(0.0, share - (usual / usual_sent if usual_sent else 0.0)) + _TIMEOUT * timeouts
@@ -239,7 +239,11 @@ def _worst(odd: list[Way], measures: list[float]) -> list[Way]:
 
 
 def _lost(flow: Flow | None) -> float:
-    return max(0.0, (flow.sent - flow.acked) / flow.sent) if flow is not None and flow.sent else 0.0
+    return _lost_bytes(flow) / flow.sent if flow is not None and flow.sent else 0.0
+
+
+def _lost_bytes(flow: Flow | None) -> int:
+    return max(0, flow.sent - flow.acked) if flow is not None and flow.resent else 0
 
 
 def _usually(one: Way, what: str) -> str:

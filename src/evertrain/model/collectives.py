@@ -153,6 +153,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     sent: int = 0
     """Bytes, with those sent again."""
     acked: int = 0
+    resent: int = 0
+    """Segments; without any, what is not acknowledged is only on its way."""
     notsent: int = 0
     """Bytes that wait in the socket, on average."""
     busy: float = 0.0

@@ -39,7 +39,7 @@ import evertrain
 
 PIECE_BYTES = 16384
 SAVE_EVERY = 40
-BALLAST = 2_000_000
+BALLAST = 2_800_000
 """Parameters that nothing is computed with: something to send that takes no processor."""
 
 parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -12,7 +12,8 @@ without.
     figures: localised_fraction, component_right_fraction, detection_p50_s, detection_p100_s,
              rca_after_detection_p50_s, rca_after_detection_p100_s, false_triggers; felt_fraction, detected_fraction,
              pair_fraction (of those localised, named as a pair), first_right_fraction (by the first verdict),
-             settled_after_detection_p100_s (until the last change), rank_cores, other_cores, step_ms
+             settled_after_detection_p100_s (until the last change), watched_ranks (that were read while nothing was
+             wrong), rank_cores, other_cores, step_ms
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ TARGETS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "detection_p100_s": ("<= 10", lambda value: value <= 10),
     "rca_after_detection_p100_s": ("<= 2", lambda value: value <= 2),
     "false_triggers": ("0", lambda value: value == 0),
+    "watched_ranks": ("<= 10", lambda value: 0 < value <= 10),
     "felt_fraction": (">= 0.9", lambda value: value >= 0.9),
 }
 
@@ -91,7 +93,8 @@ def measure(plan: Sequence[Json], healthy_s: float, options: argparse.Namespace,
     with half_a_core() if busy else nullcontext(), running(priority=options.priority) as cluster:
         cluster.wait_for_steps(STEPS_FIRST)
         time.sleep(WARM_S)
-        with watch.watching(cluster) as seen:
+        watched: list[int] = []
+        with watch.watching(cluster, lambda status: watched.append(len(status["watched"]))) as seen:
             began = time.time()
             cores = cluster.cores(min(CORES_S, healthy_s))
             _let_pass(cluster, began + healthy_s)
@@ -106,6 +109,7 @@ def measure(plan: Sequence[Json], healthy_s: float, options: argparse.Namespace,
             "seen": [[one.time, one.incident] for one in seen],
             "alarms": cluster.alarms(),
             "cores": cores,
+            "watched": max(watched),
             "nodes": [cluster.bed.name(rank) for rank in range(cluster.bed.ranks)],
             "began": began,
             "ended": ended,
@@ -288,10 +292,11 @@ def show(parts: Sequence[Json]) -> tuple[dict[str, float], dict[str, int]]:
         print(f"FALSE: {line}")
     print(f"\n{watched_s:.0f} s without a fault were watched")
     figures["false_triggers"] = len(false)
+    figures["watched_ranks"] = max(part["watched"] for part in parts)
     figures["rank_cores"] = mean(part["cores"][0] for part in parts)
     figures["other_cores"] = mean(part["cores"][1] for part in parts)
     figures["step_ms"] = 1e3 * median(score.usual_step_s(part["steps"], truths_of(part)) for part in parts)
-    samples |= dict.fromkeys(("false_triggers", "rank_cores", "other_cores", "step_ms"), len(parts))
+    samples |= dict.fromkeys(("false_triggers", "watched_ranks", "rank_cores", "other_cores", "step_ms"), len(parts))
     return figures, {name: samples[name] for name in figures}
 
 

@@ -103,6 +103,7 @@ def status(state: JobState, picture: Picture, *, job: str, now: float, live: boo
         "left_version": code_views.left_behind(state),
         "steps_seen": kind != "none",
         "incidents": len(state.incidents),
+        "watched": _watched(picture),
     }
 
 
@@ -114,10 +115,16 @@ def _active(state: JobState, picture: Picture) -> list[str]:
     if (own := state.versions.get(state.own or 0)) is not None and own.code is not None:
         active.append(f"code: version {changes.in_force(state)}, changed and rolled back without giving up a node")
     if traced := sum(seen.report.traced for seen in picture.nodes.values()):
-        active.append(f"collectives and connections of {traced} ranks (trace rings)")
+        watched = f"; of {len(_watched(picture))} every second is read"
+        active.append(f"collectives and connections of {traced} ranks (trace rings{watched})")
     if inside := sorted({seen.report.nccl for seen in picture.nodes.values() if seen.report.nccl}):
         active.append(f"the inside of NCCL's collectives ({'; '.join(inside)})")
     return [*active, f"the shared store: step {state.stored[-1].step}"] if state.stored else active
+
+
+def _watched(picture: Picture) -> list[int]:
+    """Ranks whose collectives are read second by second while all is well."""
+    return sorted({one.rank for seen in picture.nodes.values() for one in seen.report.pulses})
 
 
 def _standbys(state: JobState) -> str:

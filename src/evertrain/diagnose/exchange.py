@@ -48,6 +48,10 @@ def run(
         _repeat(bench, "all-to-all", size, rounds, bench.rank, bench.ranks, [bench.node])
 
 
+# before torch 2.13 it had another name, which warns since
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
 def _repeat(bench: Bench, kind: str, size: int, rounds: int, rank: int, world: int, nodes: Sequence[str]) -> None:
     part = -(-size // world)
     content = whole_numbers((part + 251 * 64,), 0, 256, "exchange").to(torch.uint8).to(bench.device)
@@ -64,7 +68,7 @@ def _repeat(bench: Bench, kind: str, size: int, rounds: int, rank: int, world: i
     for number in range(rounds + 1):
         if kind == "all-gather":
             mine = sent_by(rank, 0, number).contiguous()
-            work = lambda mine=mine: dist.all_gather_into_tensor(received, mine)  # noqa: E731
+            work = lambda mine=mine: _all_gather(received, mine)  # noqa: E731
         else:
             mine = torch.cat([sent_by(rank, to, number) for to in range(world)])
             work = lambda mine=mine: dist.all_to_all_single(received, mine)  # noqa: E731

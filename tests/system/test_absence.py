@@ -45,7 +45,7 @@ def returned(job: jobs.Job, name: str, before: processes.ProcessId) -> None:
     eventually(lambda: (job.processes().get(name) or before) != before, f"{name} is back", within_s=15, story=job.story)
 
 
-@pytest.mark.parametrize("name", ["agent-node-0", "agent-node-1", "controller"])
+@pytest.mark.parametrize("name", ["agent-node-1", "controller"])
 def test_agents_and_controllers_are_adopted_back(start_job: StartJob, undisturbed: str, name: str) -> None:
     job = training(start_job)
     pids = job.rank_pids()

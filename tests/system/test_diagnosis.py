@@ -104,6 +104,7 @@ def test_by_hand_a_standby_is_tested_while_the_job_trains_and_goes_if_it_is_brok
     assert "elements are wrong" in "".join(incident["evidence"])
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(240)
 def test_by_hand_a_job_that_waits_for_nodes_is_tested_and_starts_afterwards(start_job: StartJob) -> None:
     name, flags = f"waits-{jobs.SESSION}", ["--nnodes=2", "--rdzv-endpoint=localhost:29431", "--rdzv-backend=c10d"]

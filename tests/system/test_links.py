@@ -68,6 +68,7 @@ def test_a_link_at_a_tenth_is_named_and_nobody_has_to_go(four: list[Host], serve
     assert named(one, other) in notes[0] and "% of the fleet's median" in notes[1], notes
 
 
+@pytest.mark.matrix
 def test_a_link_that_loses_two_in_a_hundred_is_named(four: list[Host], server: Path, tmp_path: Path) -> None:
     if why := four[2].lose(2, [four[1].address]):
         pytest.skip(why)
@@ -78,7 +79,7 @@ def test_a_link_that_loses_two_in_a_hundred_is_named(four: list[Host], server: P
     assert named(four[1], four[2]) in notes[0] and "TCP had to send" in notes[1], notes
 
 
-@pytest.mark.parametrize("trouble", ["slow", "lossy"])
+@pytest.mark.parametrize("trouble", [pytest.param("slow", marks=pytest.mark.matrix), "lossy"])
 def test_a_machine_of_which_every_link_is_bad_is_told_from_a_bad_link(
     four: list[Host], server: Path, tmp_path: Path, trouble: str
 ) -> None:

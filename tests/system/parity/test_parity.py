@@ -27,8 +27,8 @@ CASES: dict[str, dict[str, Any]] = {
     "shadow": {"words": ["shadow/main.py"], "nproc": 1},
 }
 
-SMALL = ["zygote", "spawn", pytest.param("parked", marks=pytest.mark.matrix)]
-"""Small scripts take the same way through a parked process as through a forked one, and its start is the slowest."""
+SMALL = ["zygote", *(pytest.param(start, marks=pytest.mark.matrix) for start in ("spawn", "parked"))]
+"""What these scripts do is the same from the script's first line on, however that was reached."""
 
 Run = Callable[[str, str], Outcome]
 

@@ -77,6 +77,12 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert verdicts(capsys, "-")[0]["culprit"]["id"] == "gpu-a-12"
 
 
+def test_one_line_is_no_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.log").write_text(ECC)
+    assert explain.main([str(tmp_path)]) == 0
+    assert "Read: 1 log; 1 line, 1 of them looked at closely." in capsys.readouterr().out
+
+
 def test_host_and_exit_code_may_be_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "kernel.txt").write_text(XID)
     row = verdicts(capsys, tmp_path / "kernel.txt", "--host", "node-9", "--exitcode", "-6")[0]

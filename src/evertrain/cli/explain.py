@@ -160,8 +160,9 @@ def _show(verdict: Verdict, found: Pile) -> None:
         for rule, reason in verdict.considered[:12]:
             out.print(_indented(out, f"{rule}: {plain(reason)}"), style="dim")
     read = ", ".join(counted(count, kind) for kind, count in sorted(found.kinds.items())) or "nothing"
-    lines = f"; {found.sieve.lines} lines, {found.sieve.looked} of them looked at closely" if found.sieve.lines else ""
-    out.print(f"\nRead: {read}{lines}.", style="dim")
+    if found.sieve.lines:
+        read += f"; {counted(found.sieve.lines, 'line')}, {found.sieve.looked} of them looked at closely"
+    out.print(f"\nRead: {read}.", style="dim")
 
 
 def _indented(out: Console, text: str) -> RenderableType:

@@ -139,8 +139,9 @@ def _add_program_flags(parser: Parser) -> None:
     _switch(program, "--virtual-local-rank", help="LOCAL_RANK=0 everywhere, one visible GPU a rank")
     # torchrun gives this one no environment fallback
     program.add_argument(
-        "--numa-binding", "--numa_binding", choices=NUMA_MODES, default=None, help="bind ranks to CPUs near their GPUs"
-    )
+        "--numa-binding", "--numa_binding", choices=NUMA_MODES, default=None,
+        help="refused so far; `numactl` before the command binds all ranks",
+    )  # fmt: skip
 
 
 def _add_log_flags(parser: Parser) -> None:

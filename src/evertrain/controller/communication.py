@@ -61,7 +61,6 @@ class Communication:
         note: Note,
     ) -> None:
         self._spec, self._looks, self._note = spec, looks, note
-        self._mesh = parallel.sizes(spec.mesh or "")
         self._trigger = Trigger()
         self._attempt = 0
         self._watched: tuple[int, ...] = ()
@@ -125,7 +124,8 @@ class Communication:
             return
         if attempt.number != self._attempt:
             self._attempt, self._trigger = attempt.number, Trigger()
-        watched = sample(len(attempt.started.placement), self._mesh, int(now // TURN_S), attempt.alive())
+        mesh = parallel.sizes(self._spec.mesh or state.learnt_mesh)
+        watched = sample(len(attempt.started.placement), mesh, int(now // TURN_S), attempt.alive())
         if watched != self._watched:
             self._watched = watched
             self._trigger.forget(watched)

@@ -8,8 +8,8 @@
     clock_offset          the clock is off by more than a second
     clock_unsynchronised  it was kept right before, and is not any more
 
-None of it proves that the machine is broken: all are readings. What holds for one look only is none, and what holds is
-over when there is twice as much room as the limit asks for.
+None of it proves that the machine is broken: `disk_errors` is a reading, the others are conditions. What holds for one
+look only is none, and what holds is over when there is twice as much room as the limit asks for.
 """
 
 from __future__ import annotations

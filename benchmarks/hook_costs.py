@@ -1,7 +1,8 @@
-"""What does one call of each hook cost? Run by overhead.py, pinned to one core, in two processes: hooked and plain.
+"""What does one call of each hook cost? Run by overhead.py, pinned to one core, in three processes: hooked, plain, and
+empty, where a kernel in Python hands `all_reduce` on and does nothing else.
 
 Prints one JSON object: the median microseconds of one `all_reduce` on one rank, of one optimizer step on one small
-parameter, and (with hooks) of one `report()`. The differences between the two processes are the hooks' own cost.
+parameter, and (with hooks) of one `report()`. The differences between the processes are the hooks' own cost.
 """
 
 from __future__ import annotations
@@ -54,8 +55,19 @@ def become_a_rank(folder: Path) -> None:
     )  # fmt: skip
 
 
+def hand_on() -> torch.library.Library:
+    """The least that seeing a collective from Python can cost."""
+    library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    redispatch = torch.ops.c10d.allreduce_.default._handle.redispatch_boxed
+    after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    kernel = lambda keys, *arguments: redispatch(keys & after, *arguments)  # noqa: E731
+    library.impl("allreduce_", kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+    return library
+
+
 def main() -> None:
     hooked = sys.argv[1] == "hooked"
+    kept = hand_on() if sys.argv[1] == "empty" else None
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="evertrain-overhead-") as folder:
         if hooked:
@@ -76,6 +88,7 @@ def main() -> None:
             )
         print(json.dumps(costs), flush=True)
         dist.destroy_process_group()
+    del kept
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Watched:
 
 def single_costs_us() -> dict[str, float]:
     """Microseconds of one call of each hook and of `report()`."""
-    seen: dict[str, list[dict[str, float]]] = {"plain": [], "hooked": []}
+    seen: dict[str, list[dict[str, float]]] = {"plain": [], "hooked": [], "empty": []}
     for _, kind in interleave(tuple(seen), COST_ROUNDS):
         seen[kind].append(_costs_in_a_process(kind))
 
@@ -62,6 +62,7 @@ def single_costs_us() -> dict[str, float]:
 
     return {
         "collective": middle("hooked", "all_reduce") - middle("plain", "all_reduce"),
+        "empty_kernel": middle("empty", "all_reduce") - middle("plain", "all_reduce"),
         "optimizer_step": middle("hooked", "optimizer_step") - middle("plain", "optimizer_step"),
         "report": middle("hooked", "report"),
     }

@@ -2,6 +2,8 @@
 
     hook_us                      what one operation takes longer because it is seen: kernel, page, place in the table,
                                  `wait()`, record
+    empty_kernel_us              ... because a kernel in Python hands it on that does nothing else; on a machine that is
+    hook_over_empty_kernel       shared with others the two vary together, and their ratio says more
     sampler_core_fraction        CPU time of the agent's tracing thread, of a core and for each rank
     bytes_per_rank_second        written into the rings of one rank and of the agent on its behalf
     iteration_overhead_fraction  hook_us x operations of a step / its time, and sampler_core_fraction
@@ -31,7 +33,9 @@ def main() -> int:
     rounds, watch_s, compare_s = (
         (QUICK_ROUNDS, QUICK_WATCH_S, QUICK_COMPARE_S) if options.quick else (ROUNDS, WATCH_S, COMPARE_S)
     )
-    figures = {"hook_us": single_costs_us()["collective"]}
+    costs = single_costs_us()
+    figures = {"hook_us": costs["collective"], "empty_kernel_us": costs["empty_kernel"]}
+    figures["hook_over_empty_kernel"] = costs["collective"] / costs["empty_kernel"]
     figures |= trace_job.figures(trace_job.watch(watch_s), figures["hook_us"])
     difference, half = trace_job.difference(rounds, compare_s)
     figures |= {"measured_difference": difference, "measured_difference_half_interval": half}

@@ -184,6 +184,26 @@ def test_all_ranks_that_take_longer_by_themselves_are_no_ones_fault() -> None:
     assert found.component == "none" and not found.ranks
 
 
+def test_what_tcp_sends_again_on_a_machine_with_too_much_to_do_accuses_nobody() -> None:
+    """All have twice as much to do on the processors that they share; acknowledgements come late."""
+    job = Job(fault=Fault(start=START, ranks=tuple(range(8)), own=lambda _now, usual, _tag: usual * 2))
+    job.run(START + 6.0)
+    late = {"sent": 100_000, "acked": 92_000, "resent": 3}
+    looks = [
+        replace(look, ranks=tuple(_sending(one, late) if one.rank in (2, 7) else one for one in look.ranks))
+        for look in job.look(START + 5.0, now_s=5.0)
+    ]
+    found = judge(looks, "slow")
+    assert (found.component, found.ranks) == ("none", ()), found
+    assert "all take longer by themselves" in found.evidence[0]
+
+
+def _sending(trace: RankTrace, now: dict[str, int]) -> RankTrace:
+    flows = tuple(replace(flow, **now) for flow in trace.now.flows[:1])
+    assert flows
+    return replace(trace, now=replace(trace.now, flows=flows))
+
+
 def test_a_job_that_goes_as_before_has_no_culprit() -> None:
     job = Job(noise=0.2).run(20.0)
     for symptom in ("slow", "stuck"):

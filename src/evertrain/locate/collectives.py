@@ -211,10 +211,11 @@ class _Case:
         owns, all_transfers = lateness.own_times(self._ranks), lateness.transfers(self._ranks)
         longer = [one for one in all_transfers if one.is_longer and one.excess_s > 0]
         longer = [one for one in longer if one.excess_s * 4 >= longer[0].excess_s]
+        all_own = self._all_own(owns)
         return (
             self._own(owns, all_transfers)
-            or self._connections(longer)
-            or self._all_own(owns)
+            or self._connections(longer, is_general=all_own is not None)
+            or all_own
             or self._transfers(longer)
             or self._nobody(["neither the time that ranks take for themselves nor their transfers explain it"], 0.3)
         )
@@ -249,14 +250,18 @@ class _Case:
             return None
         return self._nobody([f"{named(sorted(one.rank for one in much))} all take longer by themselves"], 0.5)
 
-    def _connections(self, longer: Sequence[Transfer]) -> RootCause | None:
-        """What the connections show along which transfers take longer; or all of them, as a halt shows in none."""
+    def _connections(self, longer: Sequence[Transfer], *, is_general: bool) -> RootCause | None:
+        """What the connections show along which transfers take longer; or all of them, as a halt shows in none. Where
+        all ranks take longer by themselves (`is_general`), TCP sends again what only waits for a processor, and ranks
+        read late: only data that does not get out counts."""
         if longer and (crowded := links.crowded(self._ranks)) is not None:
             return self._by_connections(crowded, longer)
         groups = {self._affected(one) for one in longer}
         for among in (groups, None) if groups else (None,):
             ways = links.ways(self._ranks, among)
-            found = links.full(ways) or links.lossy(ways, len(self._ranks)) or links.unread(self._ranks, ways)
+            found = links.full(ways)
+            if found is None and not is_general:
+                found = links.lossy(ways, len(self._ranks)) or links.unread(self._ranks, ways)
             if found is not None:
                 return self._by_connections(found, longer)
         return None

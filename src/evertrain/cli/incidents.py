@@ -95,10 +95,10 @@ def _show_checks(out: Any, checks: Sequence[dict[str, Any]]) -> None:
 
 
 def _training(incident: dict[str, Any]) -> str:
-    if incident["first_new_step"] is not None:
-        return f"reached new ground with step {incident['first_new_step']}"
-    told = incident["action"] in ("tolerate", "human") and incident["seconds"]["failover"] is None
-    return "was not interrupted" if told else "did not reach new ground"
+    if incident["action"] in ("tolerate", "human") and incident["seconds"]["failover"] is None:
+        return "was not interrupted"
+    step = incident["first_new_step"]
+    return "did not reach new ground" if step is None else f"reached new ground with step {step}"
 
 
 def _facts(incident: dict[str, Any]) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from evertrain.cli import look, trace_source
 from evertrain.cli.registry import KnownJob
@@ -87,7 +88,11 @@ def of_job(job: KnownJob, since: float) -> RootCause:
         window = _ask(job, min(longer, _MOST_NOW_S))
     is_inside_seen = any("NCCL" in line for line in status["active"])
     inside = trace_source.fetched(job, {"seconds": since + _MARGIN_S}) if is_inside_seen else None
-    return of_window(window, None, expected, inside)
+    found = of_window(window, None, expected, inside)
+    if status["state"] == "running":
+        return found
+    where = f"the job is {status['state']}, in attempt {status['attempt']}: ranks do not do what they do in training"
+    return replace(found, blind=(where, *found.blind))
 
 
 def _ask(job: KnownJob, now_s: float) -> JobWindow:
@@ -165,7 +170,9 @@ def lines(found: RootCause, what: str) -> Iterator[str]:
         between = f", between rank {found.link[0]} and rank {found.link[1]}" if found.link is not None else ""
         yield f"{symptom}: {who}{where}{between}; {_WORDS[found.component]} (confidence {found.confidence:.2f})"
     else:
-        yield f"{symptom}: {_WORDS['none']}, as far as can be seen (confidence {found.confidence:.2f})"
+        # a job that stands does so for everybody to see; that it is slow was only asked
+        head = symptom if found.symptom == "stuck" else plain(what)
+        yield f"{head}: {_WORDS['none']}, as far as can be seen (confidence {found.confidence:.2f})"
     if found.path:
         yield ""
         yield from map(plain, drawn(found.path, found.ranks))

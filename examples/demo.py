@@ -1,6 +1,7 @@
 """The demonstration behind `make demo`: a GPT is trained twice, in peace and through a kill, a hang and an eviction.
 
-Ends with `bit-identical: yes` and exit code 0 only if both end with the very same parameters.
+Ends with `bit-identical: yes` if both end with the very same parameters; with exit code 0 only if each fault was also
+answered as it should be.
 """
 
 from __future__ import annotations
@@ -52,15 +53,18 @@ def main() -> int:
     print(look("incidents", "with-faults"))
     print(look("status", "with-faults"))
     incidents = json.loads(look("incidents", "with-faults", "--json"))
-    done = [incident["action"] for incident in incidents]
+    # what was only watched comes beside them: that others wait for the rank that hangs is seen before it counts as one
+    done = [incident["action"] for incident in incidents if incident["action"] != "tolerate"]
 
     as_told = peace_status == hurt_status == 0 and done == ["restart", "restart", "evict"]
-    identical = as_told and peace == hurt and len(peace) == 64
+    identical = peace == hurt and len(peace) == 64
     print(f"final parameters in peace:    sha256 {peace}")
     print(f"final parameters with faults: sha256 {hurt}")
     print(f"{len(incidents)} incidents, both runs in {time.monotonic() - began:.0f} s")
     print(f"bit-identical: {'yes' if identical else 'no'}")
-    return 0 if identical else 1
+    if not as_told:
+        print(f"but it did not go as it was to: {', '.join(done) or 'nothing'} was done")
+    return 0 if identical and as_told else 1
 
 
 if __name__ == "__main__":

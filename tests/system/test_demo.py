@@ -11,7 +11,6 @@ import pytest
 from support.jobs import EXAMPLES, user_environment
 
 
-@pytest.mark.matrix
 @pytest.mark.timeout(400)
 def test_the_demonstration_ends_with_the_same_bits(tmp_path: Path) -> None:
     demo = subprocess.run(

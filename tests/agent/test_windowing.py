@@ -99,6 +99,12 @@ def test_another_attempt_and_a_damaged_ring_are_told_apart(controller_free: Cont
     ]  # fmt: skip
 
 
+def test_of_some_writers_only(controller_free: Controller, tmp_path: Path) -> None:
+    traced.job(tmp_path, attempt=1, ranks=(0,))
+    window = controller_free.agent().read(WindowOrder(number=1, attempt=1, seconds=60.0, writers=("hook",)))
+    assert [ring.writer for ring in window.rings] == ["hook"] and window.ends == ()
+
+
 @pytest.fixture
 def controller_free(tmp_path: Path) -> Controller:
     return Controller(tmp_path)

@@ -53,8 +53,8 @@ async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 async def test_what_all_nodes_send_comes_back_as_it_was(serving: Serving) -> None:
     serving.conductor.windows.note_offset("node-1", 2.5)
-    order = await serving.ordered(b'{"seconds": 7, "brief": true}')
-    assert (order.attempt, order.seconds, order.brief) == (1, 7.0, True)
+    order = await serving.ordered(b'{"seconds": 7, "brief": true, "writers": ["nccl"]}')
+    assert (order.attempt, order.seconds, order.brief, order.writers) == (1, 7.0, True, ("nccl",))
     assert (await serving.ask("GET", f"/v1/windows/{order.number}"))[0] == 202
     for node in ("node-0", "node-1"):
         assert (await serving.send(order.number, node))[0] == 200

@@ -87,7 +87,8 @@ def of_job(job: KnownJob, since: float) -> RootCause:
     if longer > since:
         window = _ask(job, min(longer, _MOST_NOW_S))
     is_inside_seen = any("NCCL" in line for line in status["active"])
-    inside = trace_source.fetched(job, {"seconds": since + _MARGIN_S}) if is_inside_seen else None
+    wish = {"seconds": since + _MARGIN_S, "writers": ["nccl"]}
+    inside = trace_source.fetched(job, wish) if is_inside_seen else None
     found = of_window(window, None, expected, inside)
     if status["state"] == "running":
         return found

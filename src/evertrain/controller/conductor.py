@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from evertrain.checkpoint import placement
 from evertrain.controller import news, views
 from evertrain.controller.captures import Captures
 from evertrain.controller.code_store import CodeStore
 from evertrain.controller.communication import Communication
+from evertrain.controller.copies import Copies
 from evertrain.controller.shared_store import SharedStore
 from evertrain.controller.store import EventStore
 from evertrain.controller.windows import Windows
@@ -34,9 +34,7 @@ from evertrain.decide import (
     reaching,
     replaying,
     rollback,
-    rounds,
     standbys,
-    starting,
     verdicts,
 )
 from evertrain.decide.applying import apply, fold
@@ -44,13 +42,11 @@ from evertrain.decide.conduct import decide
 from evertrain.decide.desired import desired
 from evertrain.decide.picture import NodePicture, Picture
 from evertrain.decide.progress import steps
-from evertrain.decide.rounds import Placed, Rounds, Shard
 from evertrain.decide.state import JobState
 from evertrain.model import version
 from evertrain.model.capture_records import CaptureAsked, HangLocated
 from evertrain.model.change_records import Audited, VersionKept
 from evertrain.model.collective_records import CauseFound, CollectivesOdd, CollectivesWell
-from evertrain.model.copies import Fetch
 from evertrain.model.diagnosis import Symptom
 from evertrain.model.records import (
     AllowAsked,
@@ -74,8 +70,6 @@ _TICK_S = 0.5
 
 _SOON_S = 0.1
 """What all nodes report at about the same time, and nobody waits for, is looked at together."""
-_REST_FACTOR = 10
-"""What takes long with very many ranks is done for a tenth of the time at most."""
 
 _CAPTURE_AFTER_S = 5.0
 """The user's files are captured when the first ranks are in their loop, or after so long."""
@@ -109,10 +103,7 @@ class Conductor:
         """What it said to that."""
         self._looks: list[str] = []
         """Restarts for which the agents were asked what copies they hold; so many looks have been asked for."""
-        self._rounds = Rounds()
-        self._fetches: dict[str, tuple[Fetch, ...]] = {}
-        self._next_choice = 0.0
-        self._placed: tuple[object, tuple[Placed, ...]] | None = None
+        self._copies = Copies(spec)
         self._soon: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self.ended = asyncio.Event()
@@ -264,9 +255,11 @@ class Conductor:
         attempt = self._state.active
         return attempt is not None and asked.attempt == attempt.number and asked.time >= self._state.term_time
 
-    def request_window(self, seconds: float, *, brief: bool, now_s: float = 0.0) -> int | None:
-        """Have all trace rings of the newest attempt read: the number of what will come; None: that cannot be now."""
-        return self.windows.ask(self._state, self.now(), seconds=seconds, brief=brief, now_s=now_s)
+    def request_window(
+        self, seconds: float, *, brief: bool, now_s: float = 0.0, writers: tuple[str, ...] = ()
+    ) -> int | None:
+        """Have trace rings of the newest attempt read: the number of what will come; None: that cannot be now."""
+        return self.windows.ask(self._state, self.now(), seconds=seconds, brief=brief, now_s=now_s, writers=writers)
 
     def _note(self, record: HangLocated | CollectivesOdd | CauseFound | CollectivesWell) -> None:
         self._inbox.append(replace(record, time=self.now()))
@@ -310,7 +303,7 @@ class Conductor:
             self.windows.look(self._state, self.picture, self.now())
             self.communication.look(self._state, self.picture, self.now())
             self._ask_platform()
-            self._go_round()
+            self._copies.advance(self._state, self.picture, self.now())
             if self._state.ended is not None:
                 self.ended.set()
             self._tell()
@@ -386,33 +379,10 @@ class Conductor:
             self._wanted = wanted
             self._told = self._platform.request(*wanted) if wanted[0] else ""
 
-    def _go_round(self) -> None:
-        mesh = tuple(placement.groups_of(self._spec.mesh)) if self._spec.mesh is not None else ()
-        config = self._spec.config.checkpoint
-        self._rounds = rounds.advance(self._rounds, self._state, self.picture, config, self._place, mesh, self.now())
-
-    def _place(
-        self, shards: tuple[Shard, ...], node_of: Mapping[int, str], groups: rounds.Groups
-    ) -> tuple[Placed, ...]:
-        """Where backups go; thought over once for as long as the shards are of the same kind."""
-        asked = (shards, dict(node_of), groups)
-        if self._placed is None or self._placed[0] != asked:
-            plan = placement.plan([placement.Shard(one.name, one.owners, one.bytes) for one in shards], node_of, groups)
-            self._placed = (asked, tuple(Placed(backup.holder, backup.source) for backup in plan.backups))
-        return self._placed[1]
-
-    def _choose_fetches(self) -> dict[str, tuple[Fetch, ...]]:
-        """What nodes lack; not thought over with every word that one of thousands of nodes says."""
-        if not starting.may_fetch(self._state, self.picture):
-            self._fetches = {}
-        elif (began := time.monotonic()) >= self._next_choice:
-            self._fetches = starting.fetches(self._state, self.picture, self._spec.config)
-            self._next_choice = began + _REST_FACTOR * (time.monotonic() - began)
-        return self._fetches
-
     def _tell(self) -> None:
         """Send each node what should be, when it has changed or the node has just connected."""
-        config, now, picture, fetches = self._spec.config, self.now(), self.picture, self._choose_fetches()
+        config, now, picture = self._spec.config, self.now(), self.picture
+        fetches = self._copies.fetches(self._state, picture)
         running = self._state.active.by_node() if self._state.active is not None else {}
         placed, pinned = self._state.ranks_by_node(), rollback.pinned(self._state)
         prepared, tried = changes.prepared(self._state, picture), reaching.tried(self._state)
@@ -425,9 +395,7 @@ class Conductor:
                 self._spec,
                 config,
                 node,
-                backup_round=rounds.order(
-                    self._rounds, node, config.checkpoint, has_ranks=node in placed, pinned=pinned
-                ),
+                backup_round=self._copies.order(node, has_ranks=node in placed, pinned=pinned),
                 fetches=fetches.get(node, ()),
                 check=standbys.check_number(self._state, picture, node, config, now),
                 reach=standbys.reach(self._state, picture, node),

@@ -23,6 +23,7 @@ class _Wish(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float = 10.0
     brief: bool = False
     now_s: float = 0.0
+    writers: tuple[str, ...] = ()
 
 
 def routes(conductor: Conductor) -> list[web.RouteDef]:
@@ -34,7 +35,7 @@ def routes(conductor: Conductor) -> list[web.RouteDef]:
             return wrong(400, f"seconds: {wish.seconds:g} is not above 0 and at most {windows.MOST_SECONDS:g}")
         if not 0 <= wish.now_s <= windows.MOST_SECONDS:
             return wrong(400, f"now_s: {wish.now_s:g} is below 0 or above {windows.MOST_SECONDS:g}")
-        number = conductor.request_window(wish.seconds, brief=wish.brief, now_s=wish.now_s)
+        number = conductor.request_window(wish.seconds, brief=wish.brief, now_s=wish.now_s, writers=wish.writers)
         if number is None:
             return wrong(503, "no attempt has begun yet, or others look at the trace just now")
         return web.json_response({"window": number}, status=202)

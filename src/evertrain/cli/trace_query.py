@@ -29,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
         "the command line: put it in quotes.",
     )
     parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
+    parser.usage = "%(prog)s [flags] [JOB|DIR] SQL"
     sql = next((word for word in argv if _is_statement(word)), None)
     # wherever it stands: flags may come before it and after it
     args = parser.read([word for word in argv if word is not sql])

@@ -92,6 +92,17 @@ def test_a_keeper_that_no_agent_comes_to_ends(start_node: StartNode) -> None:
     assert_nothing_is_left(node, below)
 
 
+def test_steps_outlive_a_keeper_that_no_agent_comes_to(start_node: StartNode) -> None:
+    node, below = running(start_node, orphan_limit_s=0.5)
+    slot = node.node_dir / "slots" / "rank-0" / "slot-0"
+    slot.parent.mkdir(parents=True, exist_ok=True)
+    slot.write_bytes(b"a step")
+    node.disconnect()
+    assert node.process.wait(10) == 0
+    eventually(lambda: not any(processes.is_alive(process) for process in below), "all are gone", within_s=8)
+    assert slot.exists(), "nobody may have brought it to disk"
+
+
 def test_when_a_keeper_gives_up() -> None:
     spec = {"grace_s": 25.0, "orphan_limit_s": 600.0}
     assert end_time(spec, owner_left=None, agent_left=None) is None

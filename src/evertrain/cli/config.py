@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 import textwrap
 from argparse import Namespace
 from collections.abc import Iterator
@@ -90,6 +91,8 @@ def _cleaned(tree: Any, kind: type[msgspec.Struct], above: str) -> dict[str, Any
             cleaned[key] = _seconds(value, f"{above}{key}")
         else:
             cleaned[key] = value
+        if isinstance(found := cleaned[key], int | float) and not 0 <= found < math.inf:
+            raise UsageError(f"{above}{key}: {found} is not a finite number, 0 or more")
     return cleaned
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from evertrain.trace.scene import Scene
 
 EVERY_S = 1.0
+TAKEOVER_S = 20.0
+"""So long nobody may answer."""
 ROWS_SHOWN = 40
 
 
@@ -31,33 +33,38 @@ def main(argv: Sequence[str]) -> int:
     parser = trace_source.parser(
         "live", "How far has each group of ranks come in its collectives, and who lags behind?"
     )
-    parser.add_argument("--once", action="store_true", help="show the table once")
+    parser.add_argument("--once", action="store_true", help="show the table once, as it is without a terminal")
     parser.add_argument("--json", action="store_true", help="once, as JSON on stdout and nothing else")
     args = parser.read(argv)
     is_live = args.incident is None and not (args.name is not None and Path(args.name).exists())
     job = look.find(args.job or args.name, args.run_dir) if is_live else None
-    is_live = job is not None and look.lives(job)
+    if job is not None and not look.lives(job):
+        job = None
     if args.json:
-        found = _scene(args, job if is_live else None)
+        found = _scene(args, job)
         print(json.dumps(_as_json(found)))
         return 0
     from evertrain.cli import tables
 
     out = tables.console()
-    if args.once or not is_live or not out.is_terminal:
-        _print(out, _scene(args, job if is_live else None))
+    if args.once or job is None or not out.is_terminal:
+        _print(out, _scene(args, job))
         return 0
     from rich.live import Live
 
     with Live(console=out, auto_refresh=False, transient=False) as live:
+        answered = time.monotonic()
         while True:
             began = time.monotonic()
             try:
                 live.update(_table(_scene(args, job)), refresh=True)
+                answered = time.monotonic()
             except TroubleError as error:
-                live.stop()
-                print(f"evertrain: {error}", file=sys.stderr)
-                return 1
+                # an agent or a controller that has died is there again in a moment
+                if not look.lives(job) or time.monotonic() - answered > TAKEOVER_S:
+                    live.stop()
+                    print(f"evertrain: {error}", file=sys.stderr)
+                    return 1
             time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
 
 

@@ -115,7 +115,7 @@ def _active(state: JobState, picture: Picture) -> list[str]:
     if (own := state.versions.get(state.own or 0)) is not None and own.code is not None:
         active.append(f"code: version {changes.in_force(state)}, changed and rolled back without giving up a node")
     if traced := sum(seen.report.traced for seen in picture.nodes.values()):
-        watched = f"; of {len(_watched(picture))} every second is read"
+        watched = f"; of {found} every second is read" if (found := len(_watched(picture))) else ""
         active.append(f"collectives and connections of {traced} ranks (trace rings{watched})")
     if inside := sorted({seen.report.nccl for seen in picture.nodes.values() if seen.report.nccl}):
         active.append(f"the inside of NCCL's collectives ({'; '.join(inside)})")

@@ -5,6 +5,9 @@ ends everything and itself on `shutdown`, on SIGTERM, and when it has been alone
 
     `evertrain run` is there     no agent for `orphan_limit_s`
     `evertrain run` is gone      no agent for `grace_s` + 10, and in any case after `grace_s` + 20
+
+After `shutdown` or SIGTERM nothing is left of it in shared memory. Alone it leaves the steps of its ranks there, as
+nobody may have brought them to disk: the next `evertrain run` or `evertrain clean` does.
 """
 
 from __future__ import annotations
@@ -56,12 +59,17 @@ class Keeper:
 
     def run(self) -> None:
         """Keep until there is nothing more to keep."""
+        may_be_needed = False
         while not self._stop_because:
             self._turn()
             if (end := self._end_time()) is not None and time.monotonic() > end:
+                may_be_needed = self._has_steps()
                 self.stop("alone for too long")
         log(f"shutting down: {self._stop_because}")
         self._shut_down()
+        if not may_be_needed:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._clear_run_folder()
 
     def stop(self, because: str) -> None:
         self._stop_because = self._stop_because or because
@@ -94,7 +102,7 @@ class Keeper:
         )
 
     def _shut_down(self) -> None:
-        """Kill all there is, wait for its end, and leave nothing behind."""
+        """Kill all there is, and wait for its end."""
         self._starter.close()
         self._attempts.end_all()
         deadline = time.monotonic() + LAST_WAIT_S
@@ -103,8 +111,9 @@ class Keeper:
             self._loop.turn(0.01)
             self._children.reap_orphans()
         self._server.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._clear_run_folder()
+
+    def _has_steps(self) -> bool:
+        return any((self._folder / "slots").glob("*/*"))
 
     def _clear_run_folder(self) -> None:
         """The last keeper of a run whose `evertrain run` is gone takes the run's folder with it."""

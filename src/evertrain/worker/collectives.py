@@ -13,6 +13,7 @@ they are not kept alive for it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from _thread import get_ident
@@ -47,6 +48,8 @@ _latest: dict[int, Any] = {}
 """The Work of such a one on its way from here to the script, by thread."""
 _followers: dict[int, tuple[Operation, ...]] = {}
 """Operations of a coalescing block beside its first, by the id of the one Work that they have."""
+_wait = Work.wait
+"""As PyTorch has it."""
 _library: torch.library.Library | None = None
 
 
@@ -200,7 +203,7 @@ def _without_work(operation: Operation, tensor: Any) -> None:
 
 
 def _see_waits() -> None:
-    original = Work.wait
+    original = _wait
     entered, done, pending, quiet = page.ENTERED, page.DONE, _pending, _quiet
 
     @functools.wraps(original)
@@ -341,12 +344,23 @@ def _forget_completed() -> None:
         _pending.pop(key, None)
 
 
+def _meet_ends() -> None:
+    """gloo lets go of who waits in C++ a moment before its Work says that it is completed: wait for that moment."""
+    for kind, *_, work in list(_pending.values()):
+        if kind.is_cpu and not work.is_completed():
+            # of a Work without a future, and of one that failed, whoever waits for it tells
+            with contextlib.suppress(RuntimeError):
+                if work.get_future().done():
+                    _wait(work)
+
+
 def settle_pending() -> None:
     """An optimizer step begins: what DDP launched and C++ waited for is over, and the page should say so."""
     current = session.current
     if current is None:
         return
     if _pending and not graphs.capturing:
+        _meet_ends()
         if current.trace is None:
             _forget_completed()
         else:

@@ -102,7 +102,7 @@ def collectives_seen() -> int:
     """How many collectives Evertrain's hook has counted in this process; 0 where there is no hook."""
     session = sys.modules.get("evertrain.worker.session")
     current = session.current if session else None
-    return current.page.collective_seq if current else 0
+    return current.page.collective[1] if current else 0
 
 
 def batch(step: int) -> torch.Tensor:

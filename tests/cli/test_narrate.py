@@ -132,6 +132,13 @@ def test_what_is_decided_is_said_with_its_reason_and_a_plain_restart_is_not() ->
     assert narrate.lines(before, Seen(status(), (incident(action="restart", because="restart in place"),))) == []
 
 
+def test_what_can_be_done_against_the_next_one_is_said_also_of_a_plain_restart() -> None:
+    advice = 'hang: restart in place; declare what takes so long: `with evertrain.phase("…"):`'
+    before = Seen(status(), (incident(action="none", because=""),))
+    now = Seen(status(), (incident(action="restart", because=advice),))
+    assert narrate.lines(before, now) == [f"incident 1: restart: {advice}"]
+
+
 def test_a_verdict_that_is_corrected_is_said_again() -> None:
     before, after = Seen(status(), (incident(cause="connection lost"),)), Seen(status(), (incident(),))
     assert narrate.lines(before, after) == ["incident 1: rank 2 on node-0: killed (SIGKILL) in step 20"]

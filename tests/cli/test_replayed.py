@@ -86,7 +86,7 @@ def test_it_reads_a_log_that_is_still_being_written(
 ) -> None:
     folder = Folder(tmp_path, job.log[:-1])
     assert folder.replay("1") == 0
-    assert capsys.readouterr().out == "incident 1: nothing was decided about it\n"
+    assert capsys.readouterr().out == "incident 1: there was nothing to decide: it was written down and watched\n"
     folder.append(job.log[-1:])
     assert folder.replay("1") == 0
     assert "agrees" in capsys.readouterr().out

@@ -30,8 +30,8 @@ def test_what_is_written_is_read(path: str) -> None:
     writer = page.PageWriter(path)
     writer.abs_step, writer.rel_step, writer.reached = 40, 7, 39
     writer.progress_time, writer.passed_time, writer.step_s = 10.5, 11.5, 0.25
-    writer.phase, writer.group, writer.op = b"evaluate", b"tp", b"allreduce"
-    writer.collective_seq, writer.collective_state = 17, page.ENTERED
+    writer.phase = b"evaluate"
+    writer.write_collective(b"tp", 17, b"allreduce", page.ENTERED, 9.5)
     writer.loss, writer.flags = float("inf"), page.HAS_LOSS | page.ENV_CHANGED
     writer.set_metrics({"accuracy": 0.5, "lr": 1e-3})
     writer.write(12.0)
@@ -41,7 +41,7 @@ def test_what_is_written_is_read(path: str) -> None:
     assert (view.job, view.term, view.attempt, view.rank, view.pid) == ("job", 3, 2, 5, os.getpid())
     assert (view.abs_step, view.rel_step, view.reached, view.resumed_step) == (40, 7, 39, -1)
     assert (view.written_time, view.progress_time, view.passed_time, view.step_s) == (12.0, 10.5, 11.5, 0.25)
-    assert view.collective == pages.Collective("tp", 17, "allreduce", "entered", 0.0)
+    assert view.collective == pages.Collective("tp", 17, "allreduce", "entered", 9.5)
     assert (view.phase, view.loss, view.grad_norm, view.tokens) == ("evaluate", float("inf"), None, None)
     assert view.metrics == {"accuracy": 0.5, "lr": 1e-3} and view.env_changed
 
@@ -67,6 +67,38 @@ def test_a_torn_slot_leaves_the_one_before(path: str) -> None:
         torn[second + at] ^= 0xFF
         view, _ = pages.parse(bytes(torn))
         assert view is not None and view.abs_step == 1
+
+
+def test_a_torn_collective_leaves_the_one_before(path: str) -> None:
+    writer = page.PageWriter(path)
+    writer.write()
+    for number in (1, 2):
+        writer.write_collective(b"0", number, b"allreduce", page.DONE, 5.0 + number)
+    raw = bytearray(Path(path).read_bytes())
+    for at in range(page.COLLECTIVE.size):
+        torn = raw.copy()
+        torn[page.COLLECTIVES_AT + page.COLLECTIVE.size + at] ^= 0xFF
+        view, _ = pages.parse(bytes(torn))
+        assert view is not None and (view.collective.seq, view.collective.time) == (1, 6.0)
+    view, _ = pages.parse(bytes(raw))
+    assert view is not None and view.collective.seq == 2
+
+
+def test_a_collective_written_in_the_middle_of_another_is_the_last(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = page.PageWriter(path)
+    writer.write()
+    pack = page._pack_collective
+
+    def interrupted(*fields: object) -> bytes:
+        monkeypatch.setattr(page, "_pack_collective", pack)
+        writer.write_collective(b"0", 2, b"allreduce", page.ENTERED)
+        writer.write_collective(b"0", 2, b"allreduce", page.DONE)
+        return pack(*fields)
+
+    monkeypatch.setattr(page, "_pack_collective", interrupted)
+    writer.write_collective(b"0", 1, b"allreduce", page.ENTERED)
+    view, _ = pages.read(path)
+    assert view is not None and (view.collective.seq, view.collective.state) == (2, "done")
 
 
 def test_the_last_losses_are_kept_the_later_of_two_for_one_step(path: str) -> None:
@@ -144,7 +176,8 @@ def test_a_missing_page_is_blind(tmp_path: Path) -> None:
 
 def test_text_is_cut_and_escaped(path: str) -> None:
     writer = page.PageWriter(path)
-    writer.phase, writer.group = page.text("\x1b[31mred\n", 32), page.text("ü" * 100, 48)
+    writer.phase = page.text("\x1b[31mred\n", 32)
+    writer.write_collective(page.text("ü" * 100, 48), 1, b"", page.DONE)
     writer.set_metrics({f"metric {index}": index for index in range(20)})
     writer.write()
     view, _ = pages.read(path)
@@ -211,6 +244,7 @@ def write_for_ever(path):
         writer.abs_step = writer.rel_step = step
         writer.phase = b"%d" % step
         writer.write()
+        writer.write_collective(b"%d" % step, step, b"%d" % step, step % 3)
 for line in sys.stdin:                     # each line: fork a writer on this page, tell its pid
     pid = os.fork()
     if pid == 0:
@@ -224,7 +258,15 @@ for line in sys.stdin:                     # each line: fork a writer on this pa
 def _checked(path: str) -> pages.PageView:
     view, reason = pages.read(path)
     assert view is not None, reason
-    assert view.rel_step == view.abs_step == int(view.phase) == view.sequence - 1
+    step, group = view.abs_step, view.collective.group
+    assert step == view.rel_step == int(view.phase)
+    if not group:
+        assert view.sequence == step + 1 and step <= 1
+        return view
+    assert group == view.collective.op == str(view.collective.seq)
+    assert view.collective.state == ("none", "entered", "done")[view.collective.seq % 3]
+    # each of the two may be one behind: it was being written
+    assert abs(view.collective.seq - step) <= 1 and view.sequence == step + view.collective.seq + 2
     return view
 
 

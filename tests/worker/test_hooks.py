@@ -17,8 +17,8 @@ LOOK = """
 from evertrain.observe import pages
 from evertrain.worker import session
 def look():
-    w = session.current.page
-    return [w.group.decode(), w.collective_seq, w.op.decode(), ["none", "entered", "done"][w.collective_state]]
+    group, seq, op, state = session.current.page.collective
+    return [group.decode(), seq, op.decode(), ["none", "entered", "done"][state]]
 """
 
 

@@ -13,43 +13,48 @@ from typing import Any
 from evertrain.cli import look, narrate
 from evertrain.model.errors import TroubleError, UsageError
 
+SAME_FAULT_S = 60.0
+
 
 def main(argv: Sequence[str]) -> int:
     parser = look.parser(
         "incidents", "What went wrong, what was done, and what did it cost? With a number: all of one."
     )
-    parser.add_argument("id", nargs="?", metavar="ID", help="number of one incident")
+    parser.add_argument("what", nargs="*", metavar="JOB|ID", help="the same as --job; the number of one incident")
     parser.add_argument("--json", action="store_true", help="JSON on stdout and nothing else")
     parser.add_argument(
         "--replay", action="store_true", help="decide again from the log; exit code 1 where the answer is another one"
     )
     args = parser.read(argv)
-    number = _number(args.id)
-    job = look.find(args.job, args.run_dir)
+    name, number = _meant(args.what)
+    job = look.find(args.job or name, args.run_dir)
     if args.replay:
         if number is None:
             raise UsageError("--replay needs the number of an incident; `evertrain incidents` lists them")
         from evertrain.cli import replayed
 
         return replayed.show(job, number, as_json=args.json)
-    incidents = look.at(job).incidents
+    everything = incidents = look.at(job).incidents
     if number is not None:
-        incidents = [incident for incident in incidents if incident["id"] == number]
+        incidents = [incident for incident in everything if incident["id"] == number]
         if not incidents:
             raise TroubleError(f"job {job.job} has no incident {number}; `evertrain incidents` lists them")
     if args.json:
         print(json.dumps(incidents))
     elif number is not None:
-        _show_one(incidents[0])
+        _show_one(incidents[0], _beside(incidents[0], everything))
     else:
         _show_all(job.job, incidents)
     return 0
 
 
-def _number(text: str | None) -> int | None:
-    if text is None or text.isdigit():
-        return None if text is None else int(text)
-    raise UsageError(f"{text!r} is not the number of an incident; --job names a job")
+def _meant(words: Sequence[str]) -> tuple[str | None, int | None]:
+    """Which job and which incident, in any order."""
+    numbers = [word for word in words if word.isdecimal()]
+    names = [word for word in words if not word.isdecimal()]
+    if len(numbers) > 1 or len(names) > 1:
+        raise UsageError(f"{' '.join(words)}: one job and the number of one of its incidents can be shown")
+    return names[0] if names else None, int(numbers[0]) if numbers else None
 
 
 def _show_all(job: str, incidents: list[dict[str, Any]]) -> None:
@@ -63,13 +68,33 @@ def _show_all(job: str, incidents: list[dict[str, Any]]) -> None:
     out.print("one of them in full: evertrain incidents ID")
 
 
-def _show_one(incident: dict[str, Any]) -> None:
+def _beside(incident: dict[str, Any], everything: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Others of the same attempt and the same ranks or nodes, soon before or after: it may be the same fault, seen by
+    another sensor.
+    """
+
+    def touches(other: dict[str, Any]) -> bool:
+        return bool({*incident["ranks"]} & {*other["ranks"]} or {*incident["nodes"]} & {*other["nodes"]})
+
+    return [
+        other
+        for other in everything
+        if other["id"] != incident["id"]
+        and other["attempt"] == incident["attempt"]
+        and abs(other["time"] - incident["time"]) <= SAME_FAULT_S
+        and touches(other)
+    ]
+
+
+def _show_one(incident: dict[str, Any], beside: Sequence[dict[str, Any]]) -> None:
     from evertrain.cli import tables
 
     out = tables.console()
     out.print(f"incident {incident['id']}: {narrate.where(incident)}: {incident['cause']}")
     for name, value in _facts(incident):
         out.print(f"  {name:<11} {value}")
+    for other in beside:
+        out.print(f"  {'see also':<11} incident {other['id']}: {narrate.where(other)}: {other['cause']}")
     for line in incident["evidence"]:
         out.print(f"  {'evidence':<11} {line}")
     _show_checks(out, incident.get("checks") or ())

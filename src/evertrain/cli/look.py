@@ -131,8 +131,17 @@ def _from_log(job: KnownJob) -> Look:
     status["job"] = job.job
     if lives(job) and status["state"] == "stopped" and status.get("exit_code") is None:
         status["state"] = "running" if status["workers"] else "starting"
-        status["blind"] = [*status["blind"], "the controller does not answer; this is from its log"]
+        status["blind"] = [*status["blind"], _why_silent(job)]
     return found
+
+
+def _why_silent(job: KnownJob) -> str:
+    if job.boot_id == processes.boot_id() and not {"run", "controller"} & set(processes.living(job.processes)):
+        return (
+            "nobody watches it: `evertrain run` and the controller are gone. Its ranks end in a minute or so, and the "
+            "same `evertrain run` goes on at their newest step; this is from the log"
+        )
+    return "the controller does not answer; this is from its log"
 
 
 def read(job: KnownJob, reader: Callable[[Path], Read]) -> Read:

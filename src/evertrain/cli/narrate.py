@@ -165,11 +165,16 @@ def _opened(before: Seen | None, now: Seen) -> list[_Told]:
         place, earlier = (incident["attempt"], incident["id"], 1), known.get(incident["id"], {})
         if earlier.get("cause") != incident["cause"]:
             told.append((place, opened(incident)))
-        # that a plain restart follows, the next attempt says
         is_news = any(earlier.get(key) != incident.get(key) for key in ("action", "because"))
-        if is_news and incident["action"] not in ("none", "restart"):
+        if is_news and _is_worth_telling(incident):
             told.append((place, decided(incident)))
     return told
+
+
+def _is_worth_telling(incident: Json) -> bool:
+    """That a plain restart follows, the next attempt says, but not what can be done against the next one."""
+    advises = "evertrain.phase(" in (incident.get("because") or "")
+    return incident["action"] not in ("none", "restart") or advises
 
 
 def _closed(before: Seen | None, now: Seen) -> list[_Told]:

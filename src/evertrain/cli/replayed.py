@@ -49,7 +49,7 @@ def _as_json(one: Again) -> dict[str, Any]:
 
 def _lines(incident: int, log: list[AnyRecord], found: list[Again]) -> list[str]:
     if not found:
-        return [f"incident {incident}: nothing was decided about it"]
+        return [f"incident {incident}: there was nothing to decide: it was written down and watched"]
     begin = log[0].time
     lines = [f"incident {incident}: {counted(len(found), 'decision')}, taken again from the log"]
     for one in found:

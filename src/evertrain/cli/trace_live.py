@@ -36,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--once", action="store_true", help="show the table once, as it is without a terminal")
     parser.add_argument("--json", action="store_true", help="once, as JSON on stdout and nothing else")
     args = parser.read(argv)
+    trace_source.seconds_of(args.seconds)
     is_live = args.incident is None and not (args.name is not None and Path(args.name).exists())
     job = look.find(args.job or args.name, args.run_dir) if is_live else None
     if job is not None and not look.lives(job):

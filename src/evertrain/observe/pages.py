@@ -140,7 +140,7 @@ def parse(raw: bytes) -> tuple[PageView | None, str]:
     whole = [fields for slot in slots if (fields := _slot(slot)) is not None]
     if not whole:
         return None, _TORN
-    return _view(*max(whole), job=_text(job), term=term, attempt=attempt, rank=rank), ""
+    return _view(*max(whole), *_collective(raw), job=_text(job), term=term, attempt=attempt, rank=rank), ""
 
 
 def losses(path: str | os.PathLike[str]) -> dict[int, float]:
@@ -286,17 +286,31 @@ def _slot(raw: bytes) -> tuple[tuple[Any, ...], bytes] | None:
     return (fields, metrics) if sequence and crc32(metrics) == metrics_crc else None
 
 
-def _view(fields: tuple[Any, ...], metrics: bytes, *, job: str, term: int, attempt: int, rank: int) -> PageView:
+def _collective(raw: bytes) -> tuple[int, Collective]:
+    """Which write it is, and the collective; while the first is being written there is none."""
+    newest = 0, Collective("", 0, "", "none", 0.0)
+    for at in range(layout.COLLECTIVES_AT, layout.LOSSES_AT, layout.COLLECTIVE.size):
+        number, time, seq, group, op, state, crc = layout.COLLECTIVE.unpack_from(raw, at)
+        if number > newest[0] and crc32(raw[at : at + layout.COLLECTIVE.size - 4]) == crc:
+            newest = number, Collective(_text(group), seq, _text(op), _STATES[min(state, 2)], time)
+    return newest
+
+
+def _view(
+    fields: tuple[Any, ...], metrics: bytes, written: int, collective: Collective, *, job: str, term: int, attempt: int,
+    rank: int,
+) -> PageView:  # fmt: skip
     # fmt: off
     (
-        sequence, written_time, collective_seq, collective_time, group, op, collective_state, dump_signal,
+        sequence, written_time, dump_signal,
         pid, abs_step, rel_step, progress_time, resumed_step, resumed_time, reached, passed_step, passed_time,
         loss, grad_norm, tokens, step_s, phase_time, flags, metrics_count, _, saves_failed, phase,
     ) = fields
     # fmt: on
     named = list(layout.METRIC.iter_unpack(metrics))[:metrics_count]
     return PageView(
-        job=job, term=term, attempt=attempt, rank=rank, sequence=sequence, written_time=written_time, pid=pid,
+        job=job, term=term, attempt=attempt, rank=rank,
+        sequence=sequence + written, written_time=max(written_time, collective.time), pid=pid,
         abs_step=abs_step, rel_step=rel_step, progress_time=progress_time, step_s=step_s, phase=_text(phase),
         phase_time=phase_time, resumed_step=resumed_step, resumed_time=resumed_time, reached=reached,
         passed_step=passed_step, passed_time=passed_time,
@@ -304,9 +318,7 @@ def _view(fields: tuple[Any, ...], metrics: bytes, *, job: str, term: int, attem
         grad_norm=grad_norm if flags & layout.HAS_GRAD_NORM else None,
         tokens=tokens if flags & layout.HAS_TOKENS else None,
         metrics={_text(name): value for name, value in named},
-        collective=Collective(
-            _text(group), collective_seq, _text(op), _STATES[min(collective_state, 2)], collective_time
-        ),
+        collective=collective,
         dump_signal=dump_signal,
         saves_failed=saves_failed,
         env_changed=bool(flags & layout.ENV_CHANGED),

@@ -218,7 +218,8 @@ def _see_waits() -> None:
         written = current.page
         kind, shown = operation[0], operation[1]
         group, op = kind.communicator.name, kind.op
-        if written.collective_seq != shown or written.group is not group or written.op is not op:
+        of_group, number, of_op, _ = written.collective
+        if number != shown or of_group is not group or of_op is not op:
             written.write_collective(group, shown, op, entered)
         trace = current.trace
         began = 0 if trace is None else trace.wait(key, operation)
@@ -366,6 +367,6 @@ def settle_pending() -> None:
         else:
             _look()
     _latest.clear()
-    if not _pending and current.page.collective_state == page.ENTERED:
-        written = current.page
-        written.write_collective(written.group, written.collective_seq, written.op, page.DONE)
+    group, shown, op, state = current.page.collective
+    if not _pending and state == page.ENTERED:
+        current.page.write_collective(group, shown, op, page.DONE)

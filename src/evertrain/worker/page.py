@@ -3,9 +3,12 @@
 A page is a small file in shared memory. The agent creates it, the rank writes it, the agent reads it ten times a
 second, also when the rank is stopped or dead:
 
-    ┌──────────┬──────────┬──────────┬──────────┬─────────┐   two slots, written in turn; each carries a sequence number
-    │  header  │  slot 0  │  slot 1  │  losses  │  steps  │   and a CRC, so whatever state the writer died in, the slot
-    └──────────┴──────────┴──────────┴──────────┴─────────┘   that it was not writing is whole
+    ┌──────────┬──────────┬──────────┬─────────────────┬──────────┬─────────┐
+    │  header  │  slot 0  │  slot 1  │  collective 0 1 │  losses  │  steps  │
+    └──────────┴──────────┴──────────┴─────────────────┴──────────┴─────────┘
+
+Two slots are written in turn; each carries a sequence number and a CRC, so whatever state the writer died in, the slot
+that it was not writing is whole. The last collective, which is written most often, has two small slots of its own.
 
 The losses are a ring of the last (step, loss) pairs, each with a CRC of its own: a pair that was being written when the
 writer died is the only one lost. They are read when two attempts are compared, not ten times a second. The steps are a
@@ -20,6 +23,7 @@ are by the machine's monotonic clock, which nobody can set, and which the agent 
 from __future__ import annotations
 
 import _thread
+import itertools
 import os
 import struct
 import time
@@ -32,20 +36,24 @@ if TYPE_CHECKING:
     from typing import SupportsFloat
 
 MAGIC = b"EVPAGE\n\0"
-LAYOUT = 4
+LAYOUT = 5
 
 HEADER = struct.Struct("@8s II qqq d 64s I4x")
 """magic, layout, slot bytes, term, attempt, rank, created time, job, CRC of what precedes it."""
 HEADER_BYTES = 128
 
-SLOT = struct.Struct("@Q d Qd48s32sII qqq d qd qqd ddd dd IIII 32s")
-"""Sequence and time of the write first, then the collective; see `PageWriter.write`. The CRC of these bytes follows,
-then the named metrics, whose CRC is one of these fields: they change seldom, and a checksum costs more than a copy."""
+SLOT = struct.Struct("@Q d I4x qqq d qd qqd ddd dd IIII 32s")
+"""Sequence and time of the write first; see `PageWriter.write`. The CRC of these bytes follows, then the named metrics,
+whose CRC is one of these fields: they change seldom, and a checksum costs more than a copy."""
 CRC = struct.Struct("@I4x")
 METRICS_AT = SLOT.size + CRC.size
 METRICS_BYTES = 256
 SLOT_BYTES = METRICS_AT + METRICS_BYTES
-LOSSES_AT = HEADER_BYTES + 2 * SLOT_BYTES
+
+COLLECTIVE = struct.Struct("@Q dQ 48s32s I I")
+"""Which write it is, counted from 1; time, number in its group, group, operation, state, CRC of what precedes it."""
+COLLECTIVES_AT = HEADER_BYTES + 2 * SLOT_BYTES
+LOSSES_AT = COLLECTIVES_AT + 2 * COLLECTIVE.size
 """The part before it is what a reader looks at again and again."""
 
 LOSS = struct.Struct("@Qqd I4x")
@@ -75,7 +83,7 @@ IS_OPEN = 16
 # states of the last collective
 NONE, ENTERED, DONE = 0, 1, 2
 
-assert HEADER.size <= HEADER_BYTES and SLOT_BYTES % 8 == 0
+assert HEADER.size <= HEADER_BYTES and SLOT_BYTES % 8 == COLLECTIVE.size % 8 == 0
 
 
 def text(value: str, size: int) -> bytes:
@@ -111,10 +119,10 @@ class PageWriter:
     """
 
     __slots__ = (
-        "_body", "_lock", "_losses", "_metrics", "_slot", "_view", "abs_step", "collective_seq", "collective_state",
-        "collective_time", "dump_signal", "flags", "grad_norm", "group", "loss", "metrics_count", "metrics_crc", "op",
-        "passed_step", "passed_time", "phase", "phase_time", "pid", "progress_time", "reached", "rel_step",
-        "resumed_step", "resumed_time", "saves_failed", "sequence", "step_s", "steps", "tokens",
+        "_lock", "_losses", "_metrics", "_take", "_taken", "_view", "abs_step", "collective", "dump_signal", "flags",
+        "grad_norm", "loss", "metrics_count", "metrics_crc", "passed_step", "passed_time", "phase", "phase_time", "pid",
+        "progress_time", "reached", "rel_step", "resumed_step", "resumed_time", "saves_failed", "sequence", "step_s",
+        "steps", "tokens",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
@@ -125,8 +133,8 @@ class PageWriter:
         # re-entrant: a signal handler of the script may report in the middle of a write
         self._lock = _thread.RLock()
         self._metrics = bytes(METRICS_BYTES)
-        self._slot = bytearray(SLOT_BYTES)
-        self._body = memoryview(self._slot)[: SLOT.size]
+        self._take = itertools.count(1).__next__
+        self._taken = 0
         self._losses = 0
         self.steps = 0
         """Counted."""
@@ -146,11 +154,8 @@ class PageWriter:
         self.step_s = 0.0
         self.phase = b""
         self.phase_time = 0.0
-        self.collective_seq = 0
-        self.collective_time = 0.0
-        self.collective_state = NONE
-        self.group = b""
-        self.op = b""
+        self.collective = b"", 0, b"", NONE
+        """Group, number, operation and state, as `write_collective` had them last."""
         self.dump_signal = 0
         """At which this rank writes its stack down, see `worker.contact`; 0: none."""
         self.flags = 0
@@ -186,50 +191,42 @@ class PageWriter:
                 count, step, rel_step, now, declared_s, loss, grad_norm, tokens, flags, stage & 0xFFFF
             )  # fmt: skip
             start = STEPS_AT + (count - 1) % STEPS * STEP.size
-            self._view[start : start + STEP.size] = body + _pack_step_crc(crc32(body))
+            self._view[start : start + STEP.size] = body + _pack_short_crc(crc32(body))
 
     def write(self, now: float | None = None) -> None:
         """Make the fields visible, all at once."""
         with self._lock:
             sequence = self.sequence = self.sequence + 1
             body = _pack(
-                sequence, _now() if now is None else now,
-                self.collective_seq, self.collective_time, self.group, self.op, self.collective_state, self.dump_signal,
+                sequence, _now() if now is None else now, self.dump_signal,
                 self.pid, self.abs_step, self.rel_step, self.progress_time,
                 self.resumed_step, self.resumed_time, self.reached, self.passed_step, self.passed_time,
                 self.loss, self.grad_norm, self.tokens, self.step_s, self.phase_time,
                 self.flags, self.metrics_count, self.metrics_crc, self.saves_failed, self.phase,
             )  # fmt: skip
-            self._slot[:] = body + _NO_CRC + self._metrics
-            self._put(sequence)
+            start = HEADER_BYTES if sequence & 1 else _SECOND
+            self._view[start : start + SLOT_BYTES] = body + _pack_crc(crc32(body)) + self._metrics
+            if sequence != self.sequence:  # a signal handler wrote in between; the page must not go back in time
+                self.write()
 
     def write_collective(self, group: bytes, seq: int, op: bytes, state: int, now: float = 0.0) -> None:
-        """The most frequent write: the collective only, all else as it was written last. `now` where it is known."""
-        with self._lock:
-            self.group, self.collective_seq, self.op, self.collective_state = group, seq, op, state
-            self.collective_time = now = now or _now()
-            sequence = self.sequence = self.sequence + 1
-            _pack_beginning(self._slot, 0, sequence, now, seq, now, group, op, state)
-            self._put(sequence)
-
-    def _put(self, sequence: int) -> None:
-        slot = self._slot
-        _pack_crc_into(slot, _CRC_AT, crc32(self._body))
-        start = HEADER_BYTES if sequence & 1 else _SECOND
-        self._view[start : start + SLOT_BYTES] = slot
-        if sequence != self.sequence:  # a signal handler wrote in between; the page must not go back in time
-            self.write()
+        """The most frequent write, at once visible, without a lock. `now` where it is known."""
+        number = self._taken = self._take()
+        self.collective = group, seq, op, state
+        body = _pack_collective(number, now or _now(), seq, group, op, state)
+        start = COLLECTIVES_AT if number & 1 else _SECOND_COLLECTIVE
+        self._view[start : start + _COLLECTIVE_BYTES] = body + _pack_short_crc(crc32(body))
+        if number != self._taken:  # as above, or another thread
+            self.write_collective(*self.collective)
 
 
 _pack = SLOT.pack
 _pack_loss = struct.Struct("@Qqd").pack
 _pack_step = struct.Struct("@Qqq ddddd HH").pack
-_pack_step_crc = struct.Struct("@I").pack
+_pack_short_crc = struct.Struct("@I").pack
 _pack_crc = CRC.pack
-_pack_crc_into = CRC.pack_into
-_CRC_AT = SLOT.size
-_NO_CRC = bytes(CRC.size)
+_pack_collective = struct.Struct("@Q dQ 48s32s I").pack
 _now = time.monotonic
 _SECOND = HEADER_BYTES + SLOT_BYTES
-_BEGINNING = struct.Struct("@Q d Qd48s32sI")
-_pack_beginning = _BEGINNING.pack_into
+_COLLECTIVE_BYTES = COLLECTIVE.size
+_SECOND_COLLECTIVE = COLLECTIVES_AT + _COLLECTIVE_BYTES

@@ -86,6 +86,28 @@ def test_a_hang_that_comes_back_at_the_same_step_gets_twice_the_time() -> None:
     assert "evertrain.phase" in views.incidents(world.state)[0]["because"]
 
 
+def test_a_rank_that_stands_still_again_at_another_step_gets_twice_the_time() -> None:
+    world = training()
+    world.hang(2)
+    world.turn(10.5)
+    world.turns()
+    assert len(world.state.attempts) == 2
+    world.wake()
+    world.train(8)
+    world.turns()
+    for _ in range(3):  # a habit of its own, never declared
+        world.hang(2)
+        world.turn(19.0)
+        world.wake()
+        world.train(8)
+        world.turns()
+    assert len(world.state.attempts) == 2
+    world.hang(1)
+    world.turn(10.5)
+    world.turns()
+    assert len(world.state.attempts) == 3, "another one has had no second chance yet"
+
+
 def test_observe_only_names_and_touches_nothing() -> None:
     world = training(observe_only=True)
     world.hang(2)

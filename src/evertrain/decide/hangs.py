@@ -5,8 +5,9 @@
                                    └──it moves again──▶ cleared
 
 From suspicion on the stacks of all processes are looked at (`decide.captures`): they say who is to blame and why, where
-they can. A hang alone never convicts a node. One that comes back at the same step may be no hang at all but something
-that takes its time: each repeat doubles the limit, and the user is told how to declare it.
+they can. One hang alone never convicts a node. One that comes back at the same step, or with the same ranks standing
+still, may be no hang at all but something that takes its time: each repeat doubles the limit, and the user is told how
+to declare it.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def look(
     alive = attempt.alive()
     seen = [one for one in picture.activities(attempt.started.placement, now) if one.rank in alive]
     hang = find_hang(seen, len(alive), config, stretch=2.0 ** _repeats(state, step))
+    if hang is not None and hang.kind == "still":
+        hang = find_hang(seen, len(alive), config, stretch=2.0 ** _repeats(state, step, hang.ranks))
     if hang is not None and hang.kind != "stuck" and _has_left(attempt):
         hang = None  # the work may be done, and the last ranks upload or clean up; they have a deadline of their own
     if hang is None:
@@ -151,10 +154,12 @@ def _has_left(attempt: Attempt) -> bool:
     return any(end.status == 0 for end in attempt.ends.values())
 
 
-def _repeats(state: JobState, step: int | None) -> int:
-    """How often a hang has ended an attempt of this run at this very step."""
+def _repeats(state: JobState, step: int | None, ranks: tuple[int, ...] = ()) -> int:
+    """How often a hang has ended an attempt of this run at this very step, or because of just these ranks."""
     return sum(
-        seen.opened.source == "hang" and seen.opened.step == step and not seen.opened.tolerated
+        seen.opened.source == "hang"
+        and not seen.opened.tolerated
+        and (seen.opened.step == step or (bool(ranks) and seen.opened.ranks == ranks))
         for seen in state.incidents.values()
         if any(attempt.number == seen.opened.attempt for attempt in state.attempts)
     )

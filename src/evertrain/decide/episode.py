@@ -23,14 +23,16 @@ class Communication(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def better(found: CauseFound, before: CauseFound | None) -> CauseFound:
-    """The one that holds: a later look has more to say, unless it could name nobody, or is much less certain."""
+    """The one that holds: a later look has more to say, unless it could name nobody, or is less certain; what has
+    begun it may be over by then. Of the same ranks a little less certain will do."""
     if before is None:
         return found
     new, old = found.cause, before.cause
     if not new.is_named:
         return found if not old.is_named else before
     changed = new.symptom != old.symptom
-    return found if changed or not old.is_named or new.confidence >= old.confidence - 0.1 else before
+    enough = old.confidence - (0.1 if set(new.ranks) <= set(old.ranks) else 0.0)
+    return found if changed or not old.is_named or new.confidence >= enough else before
 
 
 def after(seen: Communication | None, record: CollectivesOdd | CauseFound | CollectivesWell) -> Communication | None:

@@ -261,7 +261,9 @@ class _Case:
             ways = links.ways(self._ranks, among)
             found = links.full(ways)
             if found is None and not is_general:
-                found = links.lossy(ways, len(self._ranks)) or links.unread(self._ranks, ways)
+                found = links.lossy(ways, len(self._ranks))
+                # elsewhere, what nobody has asked for yet waits as well
+                found = found or (links.unread(self._ranks, ways) if among == (groups or None) else None)
             if found is not None:
                 return self._by_connections(found, longer)
         return None

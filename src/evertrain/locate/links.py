@@ -25,7 +25,7 @@ _BUSY, _BUSIER = 0.45, 0.15
 _NOTSENT, _MORE_NOTSENT = 64 << 10, 3.0
 _LOST, _FEWEST_SENT = 0.02, 64 << 10
 _NO_ROOM = 0.3
-_UNREAD = 4096
+_UNREAD = 64 << 10
 _FOREIGN, _FOREIGN_USUALLY, _FOREIGN_RATE = 0.5, 0.3, 1e6
 _ALIKE = 0.5
 """Connections that show less than this part of the worst show its consequences."""
@@ -129,10 +129,11 @@ def full(found: Sequence[Way]) -> Found | None:
         one
         for one in found
         if one.now.busy >= max(_BUSY, (one.before.busy if one.before else 0.0) + _BUSIER)
-        and one.now.notsent >= max(_NOTSENT, _MORE_NOTSENT * (one.before.notsent if one.before else 0))
+        and one.now.notsent >= _NOTSENT
+        and _backlog(one.now) >= _MORE_NOTSENT * _backlog(one.before)
         and one.now.rwnd < _NO_ROOM
     ]
-    odd = _worst(odd, [one.now.busy * one.now.notsent for one in odd])
+    odd = _worst(odd, [_backlog(one.now) for one in odd])
     if not odd:
         return None
     lines = [
@@ -163,10 +164,13 @@ def lossy(found: Sequence[Way], world_size: int) -> Found | None:
 
 
 def unread(ranks: Mapping[int, RankTrace], found: Sequence[Way]) -> Found | None:
-    """Ranks that do not take what has come to them."""
+    """Ranks that do not take what has come to them. A little may lie there because they have not come to it yet."""
     slow = [one for one in found if one.now.rwnd >= _NO_ROOM + (one.before.rwnd if one.before else 0.0)]
-    piles = {rank: sum(flow.rqueue for flow in one.now.flows) for rank, one in ranks.items()}
-    before = {rank: sum(flow.rqueue for flow in one.before.flows) for rank, one in ranks.items()}
+    piles = Counter({rank: 0 for rank in ranks})
+    before = piles.copy()
+    for one in found:
+        piles[one.source] += one.now.rqueue
+        before[one.source] += one.before.rqueue if one.before else 0
     full_ones = {rank for rank, pile in piles.items() if pile >= max(_UNREAD, 4 * before[rank])}
     targets = {one.target for one in slow} | (full_ones if 4 * len(full_ones) <= len(ranks) else set())
     if not targets or 2 * len(targets) > len(ranks):
@@ -236,6 +240,11 @@ def _worst(odd: list[Way], measures: list[float]) -> list[Way]:
     limit = _ALIKE * max(measures, default=0.0)
     ordered = sorted(zip(measures, odd, strict=True), key=lambda pair: -pair[0])
     return [one for measure, one in ordered if measure >= limit]
+
+
+def _backlog(flow: Flow | None) -> float:
+    """Bytes that wait, and for how much of the time: a burst that is soon gone leaves as many of them, not as long."""
+    return flow.notsent * flow.busy if flow is not None else 0.0
 
 
 def _lost(flow: Flow | None) -> float:

@@ -128,6 +128,32 @@ def test_all_ranks_are_looked_at_again_while_it_lasts() -> None:
     assert next_look(world.state) == world.now, "what is stuck now is looked at anew"
 
 
+def test_while_nobody_can_be_named_there_are_more_looks() -> None:
+    world = training()
+    odd(world, "slow")
+    began = world.now
+    due = []
+    for component in ("none", "none", "sender", "sender"):
+        at = next_look(world.state)
+        assert at is not None
+        due.append(round(at - began, 1))
+        found(world, component, () if component == "none" else (2,), symptom="slow")
+    assert due == [0.0, 1.0, 2.5, 12.0]
+    assert next_look(world.state) is None
+
+
+def test_a_less_certain_look_corrects_none_that_named_others() -> None:
+    world = training()
+    odd(world, "slow")
+    found(world, "sender", (1,), symptom="slow", confidence=0.85)
+    found(world, "receiver", (2,), symptom="slow", confidence=0.75)
+    seen = world.state.communication
+    assert seen is not None and seen.found is not None and seen.found.cause.ranks == (1,)
+    found(world, "network", (2,), symptom="slow", confidence=0.85)
+    seen = world.state.communication
+    assert seen is not None and seen.found is not None and seen.found.cause.ranks == (2,)
+
+
 def test_a_hang_that_stacks_do_not_explain_has_the_cause_from_here() -> None:
     world = training()
     world.located = Located(kind="network", confidence=0.5, evidence=("all have come, and nothing moves",))

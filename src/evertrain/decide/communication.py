@@ -35,15 +35,19 @@ _CATEGORY: dict[Component, Category] = {
     "network": "network_ib", "outside": "unknown", "storage": "storage", "none": "unknown",
 }  # fmt: skip
 _LOOKS_S = (0.0, 2.5, 6.0, 12.0)
-"""So long after the begin of an episode all ranks are looked at, as long as it lasts."""
+"""So long after the begin of an episode all ranks are looked at, as long as it lasts;"""
+_LOOKS_IN_VAIN_S = (0.0, 1.0, 2.5, 4.0, 6.0, 9.0, 12.0)
+"""... and while nobody could be named."""
 
 
 def next_look(state: JobState) -> float | None:
     """When all ranks are to be looked at next; None: not again."""
     seen = state.communication
-    if seen is None or seen.looks >= len(_LOOKS_S):
+    if seen is None:
         return None
-    return seen.since + _LOOKS_S[seen.looks]
+    is_named = seen.found is not None and seen.found.cause.is_named
+    looks_s = _LOOKS_S if is_named else _LOOKS_IN_VAIN_S
+    return seen.since + looks_s[seen.looks] if seen.looks < len(looks_s) else None
 
 
 def cause_of(state: JobState, attempt: Attempt) -> RootCause | None:

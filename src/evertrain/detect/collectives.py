@@ -1,12 +1,13 @@
 """Is communication stuck or slow? A fold over the seconds of a few ranks.
 
 stuck   a rank waits for an operation, and none of its operations has ended for longer than is usual
-slow    operations follow each other at 1.5 times the usual interval, in three windows of a second in a row; or what
-        would have been stuck, had it not ended between two looks
+slow    operations follow each other at 1.5 times the usual interval, in three windows of a second in a row; or at 1.6
+        times over six seconds as a whole; or what would have been stuck, had it not ended between two looks
 
 Whatever gets stuck looks slow first, to those who only count. So nothing is called slow while any of these ranks stands
 still; and what is compared is the mean interval between ends, which a second in which nothing ends does not change.
-(A median would hide what comes in bursts.)
+(A median would hide what comes in bursts.) Where a step takes about as long as a window, hardly three in a row are
+alike; six together are, and a hiccup or two do not make them slow.
 
 What is usual is learnt for each communicator, operation and size from seconds in which all was well. It follows what
 becomes faster and is never dragged along by what becomes slower. All that is odd without five good seconds between is
@@ -26,6 +27,10 @@ from evertrain.model.collectives import Pulse, Stream, Symptom
 
 SLOW = 1.5
 ROW = 3
+WHOLE, SLOW_WHOLE = 6, 1.6
+"""Seconds that are judged as a whole, and how slow that is;"""
+_WHOLE_LASTS_S = 4.0
+"""... of which so many were slow, at twice the usual interval."""
 _AGREE = 2
 """Ranks that have become slow: it reaches all of them."""
 STILL_S = 2.0
@@ -68,7 +73,7 @@ class Trigger:
     """Of one attempt."""
 
     def __init__(self) -> None:
-        self._usual: dict[tuple[str, str, int], _Usual] = {}
+        self._usual: dict[_Key, _Usual] = {}
         self._gaps: deque[float] = deque(maxlen=_GAPS)
         self._usual_gap_s = 0.0
         self._learnt = 0
@@ -88,18 +93,20 @@ class Trigger:
         """What newer seconds show, each given once; `declared`: any rank is in a phase that explains them."""
         found: Alarm | None = None
         for pulse in sorted(pulses, key=lambda one: one.number):
-            rank = self._ranks.setdefault(pulse.rank, _Rank())
+            rank = self._ranks.setdefault(pulse.rank, _Rank(pulse.rank))
             if pulse.number <= rank.number:
                 continue
             rank.number, rank.time, rank.still_s = pulse.number, now, pulse.still_s
             if declared or pulse.phase:
-                rank.is_back, rank.row, rank.still_s = False, 0, None
+                rank.is_back, rank.row, rank.drags, rank.still_s = False, 0, False, None
+                rank.recent.clear()
                 continue
             found = self._judge(rank, pulse, now) or found
         if self.symptom is not None and now - self._odd_time >= QUIET_S:
             self.symptom = None
             for rank in self._ranks.values():
-                rank.row = 0
+                rank.row, rank.drags = 0, False
+                rank.recent.clear()
         return found
 
     def forget(self, watched: Iterable[int]) -> None:
@@ -116,6 +123,7 @@ class Trigger:
                 rank.is_back = True
             rank.still_s = None
             return None
+        rank.recent.append(pulse.streams)
         if (stuck := self._stuck(pulse)) is not None:
             self._odd_time = now
             since_s = self._since(rank, now) if self.symptom is not None else 0.0
@@ -126,20 +134,25 @@ class Trigger:
             for_s = pulse.waited_s + (pulse.still_s or 0.0)
             return self._alarm("slow", pulse.rank, for_s, f"{halted}; {self._usually()}")
         if len(self._gaps) < _KNOWN:
-            self._learn(pulse)
+            self._learn(rank, pulse)
             return None
         if self._stands_still(now):
             # one that has stood still is not well as soon as it moves
             self._odd_time = now if self.symptom is not None else self._odd_time
             return None
+        rank.drags, dragging = self._drags(rank)
+        dragged = sum(one.drags for one in self._ranks.values())
+        if self.symptom is None and rank.drags and dragged >= min(_AGREE, len(self._ranks)):
+            self._odd_time = now
+            return self._alarm("slow", pulse.rank, _WHOLE_LASTS_S, dragging)
         judged = [(one, usual) for one in pulse.streams if (usual := self._known(one)) is not None]
-        slow = [(one, usual) for one, usual in judged if one.interval_s >= usual.limit_s]
+        slow = [(one, usual) for one, usual in judged if one.interval_s >= usual.limit_s(SLOW)]
         if not judged:
-            self._learn(pulse)
+            self._learn(rank, pulse)
             return None
         if 2 * len(slow) < len(judged):
             rank.row, rank.well_time = 0, now
-            self._learn(pulse)
+            self._learn(rank, pulse)
             return None
         rank.row += 1
         if self.symptom is not None:
@@ -147,7 +160,7 @@ class Trigger:
         if rank.row < ROW or sum(one.row >= ROW for one in self._ranks.values()) < min(_AGREE, len(self._ranks)):
             return None
         self._odd_time = now
-        return self._alarm("slow", pulse.rank, self._since(rank, now), _slower(pulse, slow))
+        return self._alarm("slow", pulse.rank, self._since(rank, now), _slower(pulse.rank, slow, ROW))
 
     def _since(self, rank: _Rank, now: float) -> float:
         """The last good second."""
@@ -175,10 +188,24 @@ class Trigger:
         )
 
     def _known(self, stream: Stream) -> _Usual | None:
-        found = self._usual.get((stream.comm, stream.op, stream.bucket))
+        found = self._usual.get(_key(stream))
         return found if found is not None and found.is_known and stream.ended else None
 
-    def _learn(self, pulse: Pulse) -> None:
+    def _drags(self, rank: _Rank) -> tuple[bool, str]:
+        """Whether its last seconds are slow as a whole, and what shows it."""
+        if len(rank.recent) < WHOLE:
+            return False, ""
+        judged = [
+            (one, usual)
+            for key, one in _together(rank.recent).items()
+            if (usual := rank.usual.get(key)) is not None and usual.is_known
+        ]
+        slow = [(one, usual) for one, usual in judged if one.interval_s >= usual.limit_s(SLOW_WHOLE)]
+        if not slow or 2 * len(slow) < len(judged):
+            return False, ""
+        return True, _slower(rank.rank, slow, WHOLE)
+
+    def _learn(self, rank: _Rank, pulse: Pulse) -> None:
         if self.symptom is not None:
             return
         if pulse.longest_s > 0:
@@ -188,15 +215,13 @@ class Trigger:
                 ordered = sorted(self._gaps)
                 self._usual_gap_s = ordered[-1 - len(ordered) // _TENTH]
         for one in pulse.streams:
-            key = (one.comm, one.op, one.bucket)
-            usual = self._usual.get(key)
-            if usual is None:
-                if len(self._usual) >= _MOST_STREAMS:
-                    del self._usual[next(iter(self._usual))]
-                usual = self._usual[key] = _Usual()
+            usual = _of(self._usual, _key(one))
             if one.ended and one.interval_s > 0:
                 usual.take(one.interval_s)
                 self._repeats = self._repeats or usual.is_known
+        if len(rank.recent) == WHOLE:
+            for key, one in _together(rank.recent).items():
+                _of(rank.usual, key).take(one.interval_s)
 
     def _alarm(self, symptom: Symptom, rank: int, for_s: float, evidence: str) -> Alarm | None:
         if self.symptom == symptom or self.symptom == "stuck":
@@ -210,7 +235,8 @@ class Trigger:
 class _Rank:
     """What is remembered of a rank that is watched."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.number = -1
         self.time = 0.0
         self.still_s: float | None = None
@@ -219,6 +245,13 @@ class _Rank:
         self.well_time: float | None = None
         """When the last good second was over."""
         self.is_back = False
+        self.recent: deque[tuple[Stream, ...]] = deque(maxlen=WHOLE)
+        """What its last seconds have ended."""
+        self.usual: dict[_Key, _Usual] = {}
+        """Of so many seconds as a whole. They vary so little that members of one group may not be taken together: in
+        the middle of a pipeline twice as much is sent as at its ends."""
+        self.drags = False
+        """They are slow as a whole."""
 
 
 class _Usual:
@@ -245,14 +278,44 @@ class _Usual:
     def is_known(self) -> bool:
         return self.usual_s > 0
 
-    @property
-    def limit_s(self) -> float:
-        return self.usual_s * max(SLOW, 1 + _DEVIATIONS * self._spread)
+    def limit_s(self, times: float) -> float:
+        """So many times what is usual, or more where intervals vary by nature."""
+        return self.usual_s * max(times, 1 + _DEVIATIONS * self._spread)
 
 
-def _slower(pulse: Pulse, slow: list[tuple[Stream, _Usual]]) -> str:
+_Key = tuple[str, str, int]
+
+
+def _key(stream: Stream) -> _Key:
+    return stream.comm, stream.op, stream.bucket
+
+
+def _of(table: dict[_Key, _Usual], key: _Key) -> _Usual:
+    """The entry of this key, a new one if need be; the oldest make room."""
+    found = table.get(key)
+    if found is None:
+        if len(table) >= _MOST_STREAMS:
+            del table[next(iter(table))]
+        found = table[key] = _Usual()
+    return found
+
+
+def _together(seconds: Iterable[tuple[Stream, ...]]) -> dict[_Key, Stream]:
+    """Several seconds as if they were one."""
+    ended: dict[_Key, int] = {}
+    took_s: dict[_Key, float] = {}
+    for streams in seconds:
+        for one in streams:
+            if one.ended and one.interval_s > 0:
+                key = _key(one)
+                ended[key] = ended.get(key, 0) + one.ended
+                took_s[key] = took_s.get(key, 0.0) + one.ended * one.interval_s
+    return {key: Stream(*key, count, took_s[key] / count) for key, count in ended.items()}
+
+
+def _slower(rank: int, slow: list[tuple[Stream, _Usual]], seconds: int) -> str:
     one, usual = max(slow, key=lambda pair: pair[0].interval_s / pair[1].usual_s)
     return (
-        f"rank {pulse.rank} has ended one {one.op} every {one.interval_s * 1e3:.0f} ms for {ROW} s, usually every "
+        f"rank {rank} has ended one {one.op} every {one.interval_s * 1e3:.0f} ms for {seconds} s, usually every "
         f"{usual.usual_s * 1e3:.0f} ms"
     )

@@ -166,7 +166,7 @@ def lossy(found: Sequence[Way], world_size: int) -> Found | None:
 def unread(ranks: Mapping[int, RankTrace], found: Sequence[Way]) -> Found | None:
     """Ranks that do not take what has come to them. A little may lie there because they have not come to it yet."""
     slow = [one for one in found if one.now.rwnd >= _NO_ROOM + (one.before.rwnd if one.before else 0.0)]
-    piles = Counter({rank: 0 for rank in ranks})
+    piles = Counter(dict.fromkeys(ranks, 0))
     before = piles.copy()
     for one in found:
         piles[one.source] += one.now.rqueue

@@ -21,7 +21,7 @@ import msgspec
 from evertrain.model.collectives import Component, Flow, Period, RankTrace
 
 _BACKOFF = 2
-_BUSY, _BUSIER = 0.45, 0.15
+_BUSY, _BUSIER = 0.35, 0.15
 _NOTSENT, _MORE_NOTSENT = 64 << 10, 3.0
 _LOST, _FEWEST_SENT = 0.02, 64 << 10
 _NO_ROOM = 0.3
@@ -124,7 +124,7 @@ def _foreign(periods: Mapping[int, Period], nodes: Mapping[int, str]) -> dict[st
 
 
 def full(found: Sequence[Way]) -> Found | None:
-    """Senders whose data does not get out as fast as before."""
+    """Senders whose data does not get out as fast as before, though it is not lost."""
     odd = [
         one
         for one in found
@@ -132,6 +132,7 @@ def full(found: Sequence[Way]) -> Found | None:
         and one.now.notsent >= _NOTSENT
         and _backlog(one.now) >= _MORE_NOTSENT * _backlog(one.before)
         and one.now.rwnd < _NO_ROOM
+        and not _loses(one)
     ]
     odd = _worst(odd, [_backlog(one.now) for one in odd])
     if not odd:
@@ -151,7 +152,7 @@ def full(found: Sequence[Way]) -> Found | None:
 
 def lossy(found: Sequence[Way], world_size: int) -> Found | None:
     """Ranks to or from which data is lost."""
-    odd = [one for one in found if one.now.sent >= _FEWEST_SENT and _lost(one.now) >= _LOST + _lost(one.before)]
+    odd = [one for one in found if _loses(one)]
     odd = _worst(odd, [_lost(one.now) for one in odd])
     if not odd:
         return None
@@ -245,6 +246,10 @@ def _worst(odd: list[Way], measures: list[float]) -> list[Way]:
 def _backlog(flow: Flow | None) -> float:
     """Bytes that wait, and for how much of the time: a burst that is soon gone leaves as many of them, not as long."""
     return flow.notsent * flow.busy if flow is not None else 0.0
+
+
+def _loses(one: Way) -> bool:
+    return one.now.sent >= _FEWEST_SENT and _lost(one.now) >= _LOST + _lost(one.before)
 
 
 def _lost(flow: Flow | None) -> float:

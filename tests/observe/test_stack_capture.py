@@ -215,6 +215,10 @@ def test_several_looks(start: still.Start) -> None:
 def test_a_look_is_bounded(start: still.Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_py_spy(monkeypatch, tmp_path, "exec sleep 60")
     pids = {rank: start(still.SLEEPER).pid for rank in range(6)}
+    deadline = time.monotonic() + 20
+    while not all("nanosleep" in Path(f"/proc/{pid}/wchan").read_text() for pid in pids.values()):
+        assert time.monotonic() < deadline, "they do not come to sleep"
+        time.sleep(0.02)
     began = time.monotonic()
     seen, blind = stack_capture.look(pids, ORDER, limit_s=1.5)
     assert time.monotonic() - began < 5.0

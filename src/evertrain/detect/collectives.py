@@ -98,15 +98,14 @@ class Trigger:
                 continue
             rank.number, rank.time, rank.still_s = pulse.number, now, pulse.still_s
             if declared or pulse.phase:
-                rank.is_back, rank.row, rank.drags, rank.still_s = False, 0, False, None
-                rank.recent.clear()
+                rank.is_back, rank.still_s = False, None
+                rank.begin_anew()
                 continue
             found = self._judge(rank, pulse, now) or found
         if self.symptom is not None and now - self._odd_time >= QUIET_S:
             self.symptom = None
             for rank in self._ranks.values():
-                rank.row, rank.drags = 0, False
-                rank.recent.clear()
+                rank.begin_anew()
         return found
 
     def forget(self, watched: Iterable[int]) -> None:
@@ -123,7 +122,7 @@ class Trigger:
                 rank.is_back = True
             rank.still_s = None
             return None
-        rank.recent.append(pulse.streams)
+        rank.take(pulse.streams)
         if (stuck := self._stuck(pulse)) is not None:
             self._odd_time = now
             since_s = self._since(rank, now) if self.symptom is not None else 0.0
@@ -193,11 +192,9 @@ class Trigger:
 
     def _drags(self, rank: _Rank) -> tuple[bool, str]:
         """Whether its last seconds are slow as a whole, and what shows it."""
-        if len(rank.recent) < WHOLE:
-            return False, ""
         judged = [
             (one, usual)
-            for key, one in _together(rank.recent).items()
+            for key, one in rank.whole.items()
             if (usual := rank.usual.get(key)) is not None and usual.is_known
         ]
         slow = [(one, usual) for one, usual in judged if one.interval_s >= usual.limit_s(SLOW_WHOLE)]
@@ -219,9 +216,8 @@ class Trigger:
             if one.ended and one.interval_s > 0:
                 usual.take(one.interval_s)
                 self._repeats = self._repeats or usual.is_known
-        if len(rank.recent) == WHOLE:
-            for key, one in _together(rank.recent).items():
-                _of(rank.usual, key).take(one.interval_s)
+        for key, one in rank.whole.items():
+            _of(rank.usual, key).take(one.interval_s)
 
     def _alarm(self, symptom: Symptom, rank: int, for_s: float, evidence: str) -> Alarm | None:
         if self.symptom == symptom or self.symptom == "stuck":
@@ -245,13 +241,24 @@ class _Rank:
         self.well_time: float | None = None
         """When the last good second was over."""
         self.is_back = False
-        self.recent: deque[tuple[Stream, ...]] = deque(maxlen=WHOLE)
-        """What its last seconds have ended."""
+        self._recent: deque[tuple[Stream, ...]] = deque(maxlen=WHOLE)
+        self.whole: dict[_Key, Stream] = {}
+        """What its last seconds have ended, once there are enough of them."""
         self.usual: dict[_Key, _Usual] = {}
         """Of so many seconds as a whole. They vary so little that members of one group may not be taken together: in
         the middle of a pipeline twice as much is sent as at its ends."""
         self.drags = False
         """They are slow as a whole."""
+
+    def take(self, streams: tuple[Stream, ...]) -> None:
+        """One more second."""
+        self._recent.append(streams)
+        self.whole = _together(self._recent) if len(self._recent) == WHOLE else {}
+
+    def begin_anew(self) -> None:
+        """What was slow until now says nothing about what comes."""
+        self.row, self.drags, self.whole = 0, False, {}
+        self._recent.clear()
 
 
 class _Usual:

@@ -108,6 +108,16 @@ def test_a_rank_that_stands_still_again_at_another_step_gets_twice_the_time() ->
     assert len(world.state.attempts) == 3, "another one has had no second chance yet"
 
 
+def test_who_is_stopped_is_not_told_to_declare_a_phase() -> None:
+    world = training()
+    world.hang(3, stopped=True)
+    world.turn(11.0)
+    world.turns()
+    (incident,) = views.incidents(world.state)
+    assert (incident["cause"], incident["action"]) == ("hang (stopped)", "restart")
+    assert "evertrain.phase" not in incident["because"]
+
+
 def test_observe_only_names_and_touches_nothing() -> None:
     world = training(observe_only=True)
     world.hang(2)

@@ -47,7 +47,12 @@ that a job should sit out."""
 LONGEST_HOLD_S = 600.0
 
 _RUNG_NAMES: dict[Rung, str] = {"inspect": "stop-time checks", "roll_back": "roll-back", "replay": "replay"}
-_DECLARE = '; if it comes back at the same step, declare what takes so long: `with evertrain.phase("…"):`'
+_DECLARE = '; if it is no hang but takes so long, declare it: `with evertrain.phase("…"):`'
+_SURE_HANGS = frozenset(
+    f"hang ({kind})"
+    for kind in ("stopped", "uninterruptible", "held", "skipped", "order", "mismatch", "deadlock", "device", "network")
+)
+"""No patience would help these."""
 
 
 def attempt_failed(state: JobState, event: AttemptFailed, policy: Policy) -> tuple[AnyAction, ...]:
@@ -138,7 +143,7 @@ def hang(state: JobState, event: AttemptFailed, policy: Policy, idle: int) -> tu
         return (_roll_back(state, _what(event)),)
     named = eviction.still_active(state, event.nodes)
     if not named or event.category in memory.NO_HARDWARE:
-        return (Restart(because=f"{_what(event)}: restart in place{_DECLARE}"),)
+        return (Restart(because=f"{_what(event)}: restart in place{_advice(event)}"),)
     if policy.hang_policy == "paper":
         reason = f"{'the group of those ' if event.is_group else ''}named in a hang (hang.policy: paper)"
         return _if_replaceable(state, event, policy, named, reason, group=event.is_group)
@@ -146,8 +151,12 @@ def hang(state: JobState, event: AttemptFailed, policy: Policy, idle: int) -> tu
         return _if_replaceable(state, event, policy, named, "one of this group hangs, nothing says which", group=True)
     reasons = {node: reason for node in named if (reason := eviction.against(state, policy, node, event))}
     if not reasons:
-        return (Restart(because=f"{_what(event)}: restart in place, the first time{_DECLARE}"),)
+        return (Restart(because=f"{_what(event)}: restart in place, the first time{_advice(event)}"),)
     return _if_replaceable(state, event, policy, tuple(reasons), "; ".join(reasons.values()))
+
+
+def _advice(event: AttemptFailed) -> str:
+    return "" if event.cause in _SURE_HANGS else _DECLARE
 
 
 def _if_replaceable(
